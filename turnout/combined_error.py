@@ -1,0 +1,91 @@
+"""One exception of two classes: what `fit()` raises is a `WorkerGroupError` and the user's own exception at once.
+
+`except MyError` and `except turnout.TrainingFailedError` then both catch it, in a unit test and in production.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from turnout.errors import WorkerGroupError
+
+__all__ = ["combine"]
+
+
+def combine(cause: BaseException, failures: dict[int, BaseException]) -> WorkerGroupError:
+    """Make the error that stands for ``cause``, the first failure of a group of workers.
+
+    Args:
+        cause: the exception that the train function raised.
+        failures: the exception of each failed rank, by world rank.
+
+    Returns:
+        An instance of `WorkerGroupError` and of ``type(cause)`` that reads and carries data as ``cause`` does. Where
+        Python cannot build that class (a final class, an exception group), a plain `WorkerGroupError` with ``cause``
+        as its `__cause__`.
+    """
+    try:
+        error = _build(type(cause), cause.args, failures)
+        for name, value in _state_of(cause).items():
+            setattr(error, name, value)
+        if str(error) != str(cause):
+            raise TypeError(f"{type(cause)} does not read the same when combined")
+    except Exception:  # whatever a class of the user's does when it is derived from: the plain error always works
+        error = WorkerGroupError(f"{type(cause).__name__}: {cause}", failures)
+        error.__cause__ = cause
+        return error
+    error.__cause__, error.__context__ = cause.__cause__, cause.__context__
+    error.__suppress_context__ = cause.__suppress_context__
+    return error
+
+
+def _build(cause_class: type[BaseException], args: tuple[Any, ...], failures: dict[int, BaseException]) -> Any:
+    if not issubclass(cause_class, Exception) or issubclass(cause_class, (BaseExceptionGroup, MemoryError, StopIteration)):
+        raise TypeError(f"{cause_class.__name__} is not combined")
+    if issubclass(cause_class, WorkerGroupError):
+        return _new(cause_class, args, failures)
+    namespace = {
+        "__init__": lambda self, *_args, **_kwargs: None,  # the user's own may need arguments that are not kept
+        "__str__": cause_class.__str__,
+        "__reduce_ex__": lambda self, protocol: (
+            _rebuild,
+            (cause_class, self.args, self.worker_failures, _state_of(self)),
+        ),
+        "__module__": cause_class.__module__,
+        "__qualname__": cause_class.__qualname__,
+        "__doc__": cause_class.__doc__,
+    }
+    return _new(type(cause_class.__name__, (WorkerGroupError, cause_class), namespace), args, failures)
+
+
+def _new(error_class: type[BaseException], args: tuple[Any, ...], failures: dict[int, BaseException]) -> Any:
+    error: Any = error_class.__new__(error_class, *args)
+    error.args = args
+    error.worker_failures = failures
+    return error
+
+
+def _rebuild(
+    cause_class: type[BaseException], args: tuple[Any, ...], failures: dict[int, BaseException], state: dict[str, Any]
+) -> WorkerGroupError:
+    error: WorkerGroupError = _build(cause_class, args, failures)
+    for name, value in state.items():
+        setattr(error, name, value)
+    error.error_message = str(error)
+    return error
+
+
+def _state_of(error: BaseException) -> dict[str, Any]:
+    """What an exception holds beside its arguments: its dict, its slots, and the C fields of OSError and others."""
+    state = dict(error.__dict__)
+    for base in type(error).__mro__:
+        if base in (BaseException, Exception, object):
+            break
+        for name, descriptor in vars(base).items():
+            if type(descriptor).__name__ in ("member_descriptor", "getset_descriptor") and not name.startswith("__"):
+                try:
+                    state[name] = getattr(error, name)
+                except AttributeError:  # a slot that was never filled
+                    continue
+    state.pop("worker_failures", None)
+    return state
