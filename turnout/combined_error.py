@@ -11,6 +11,8 @@ from turnout.errors import WorkerGroupError
 
 __all__ = ["combine"]
 
+_UNSET = object()
+
 
 def combine(cause: BaseException, failures: dict[int, BaseException]) -> WorkerGroupError:
     """Make the error that stands for ``cause``, the first failure of a group of workers.
@@ -83,9 +85,9 @@ def _state_of(error: BaseException) -> dict[str, Any]:
             break
         for name, descriptor in vars(base).items():
             if type(descriptor).__name__ in ("member_descriptor", "getset_descriptor") and not name.startswith("__"):
-                try:
-                    state[name] = getattr(error, name)
-                except AttributeError:  # a slot that was never filled
-                    continue
+                value = getattr(error, name, _UNSET)
+                # C fields read as None where they were never set, and OSError's text changes when they are set to it.
+                if value is not _UNSET and not (value is None and base.__module__ == "builtins"):
+                    state[name] = value
     state.pop("worker_failures", None)
     return state
