@@ -359,7 +359,7 @@ class RunConfig(_Config):
 class BackendConfig(_Config):
     """The base of what configures a framework's process group (`turnout.torch.TorchConfig` and others)."""
 
-    backend: ClassVar[str | None] = None
+    backend_class: ClassVar[str | None] = None
     """Where the `turnout.backends.base.Backend` of this configuration stands, as ``"module:Class"``; None for none."""
 
 

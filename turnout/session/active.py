@@ -1,0 +1,85 @@
+"""Which session is active: a context variable, with a process-wide fallback for threads that the user starts.
+
+The context variable lets several runs train in one process, each on a thread of its own; a thread that a train
+function starts has an empty context, and falls back to the one session that the process has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Literal
+
+from turnout.errors import UsageError
+
+if TYPE_CHECKING:
+    from turnout.session.train_fn_utils import TrainFnUtils
+
+__all__ = ["activated", "active", "is_active_here", "outside"]
+
+# None: nothing is said here, ask the fallback. False: this code is outside every session, whatever the fallback says.
+_here: ContextVar[TrainFnUtils | Literal[False] | None] = ContextVar("turnout_session", default=None)
+_of_process: list[TrainFnUtils] = []
+_is_fork_aware = False
+_get_here = _here.get
+
+
+def active() -> TrainFnUtils:
+    """The session that this code runs in.
+
+    Raises:
+        UsageError: there is none, or the process has several and this thread belongs to none of them.
+    """
+    utils = _get_here()
+    if utils:
+        return utils
+    if utils is None and len(_of_process) == 1:
+        return _of_process[0]
+    if utils is None and _of_process:
+        raise UsageError(
+            f"{len(_of_process)} runs train in this process at once, so a thread of one of them must say which it "
+            "belongs to: start it with threading.Thread(target=contextvars.copy_context().run, args=(function,))"
+        )
+    raise UsageError(
+        "turnout.report(), get_context() and their kin work only inside a train function that a trainer runs, such as "
+        "TorchTrainer(fn, scaling_config=ScalingConfig(num_workers=0)).fit(); no run is active here"
+    )
+
+
+def is_active_here() -> bool:
+    """Whether this very code, and not merely another thread of its process, runs in a session."""
+    return bool(_here.get())
+
+
+@contextlib.contextmanager
+def activated(utils: TrainFnUtils) -> Iterator[None]:
+    """Make ``utils`` the session of this code, and the fallback of this process's threads, until the block ends."""
+    global _is_fork_aware
+    if not _is_fork_aware:
+        os.register_at_fork(after_in_child=_tell_forked_child)
+        _is_fork_aware = True
+    token = _here.set(utils)
+    _of_process.append(utils)
+    try:
+        yield
+    finally:
+        _of_process.remove(utils)
+        _here.reset(token)
+        utils.close()
+
+
+@contextlib.contextmanager
+def outside() -> Iterator[None]:
+    """Take the session away from the code in the block: a callback runs beside the train function, not in it."""
+    token = _here.set(False)
+    try:
+        yield
+    finally:
+        _here.reset(token)
+
+
+def _tell_forked_child() -> None:
+    for utils in _of_process:
+        utils.become_forked_child()

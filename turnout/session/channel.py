@@ -1,0 +1,31 @@
+"""`Channel`: what a controller hands each worker, its way home."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol, TypeAlias
+
+from turnout.session.events import RankInfo, WorkerEvent
+
+__all__ = ["Channel", "ExchangeKind"]
+
+ExchangeKind: TypeAlias = Literal["barrier", "broadcast", "gather"]
+
+
+class Channel(Protocol):
+    """A worker's way to the driver and, through it, to the other ranks."""
+
+    @property
+    def ranks(self) -> RankInfo:
+        """Who this worker is."""
+
+    def publish(self, event: WorkerEvent) -> None:
+        """Push an event to the driver; returns once it cannot be lost by this process going on."""
+
+    def exchange(self, tag: str, value: Any, how: ExchangeKind) -> Any:  # Any: whatever the ranks pass each other
+        """Meet all ranks.
+
+        Args:
+            tag: what this rank is doing, to be compared with the others and shown in errors.
+            value: what this rank brings.
+            how: ``"barrier"`` gives None, ``"broadcast"`` rank 0's value, ``"gather"`` the list of all, by rank.
+        """

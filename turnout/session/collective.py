@@ -1,0 +1,46 @@
+"""How ranks meet: one part of `TrainFnUtils`, swapped by the mode that a run is in."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+__all__ = ["Collective", "SoloCollective"]
+
+
+class Collective(Protocol):
+    """Meetings of all ranks; every rank makes the same calls in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks meet."""
+
+    def barrier(self, tag: str) -> None:
+        """Return once every rank has come."""
+
+    def broadcast(self, tag: str, value: Any) -> Any:  # Any: whatever the ranks pass each other
+        """Return rank 0's value on every rank."""
+
+    def gather(self, tag: str, value: Any) -> list[Any]:  # Any: whatever the ranks pass each other
+        """Return every rank's value, by rank, on every rank."""
+
+
+class SoloCollective:
+    """One rank alone: it is always there already."""
+
+    rank = 0
+    world_size = 1
+
+    def barrier(self, tag: str) -> None:
+        """Nobody to wait for."""
+
+    def broadcast(self, tag: str, value: Any) -> Any:  # Any: passes through
+        """The value itself."""
+        return value
+
+    def gather(self, tag: str, value: Any) -> list[Any]:  # Any: passes through
+        """The value alone."""
+        return [value]

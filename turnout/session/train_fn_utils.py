@@ -1,0 +1,212 @@
+"""`TrainFnUtils`: what `turnout.report` and its kin delegate to, composed of the parts that a mode swaps."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from turnout.checkpoint import Checkpoint, ReportedCheckpoint
+from turnout.checks import check_file_name, refused
+from turnout.config import CheckpointConsistencyMode, CheckpointUploadMode, PreemptionInfo, ValidationTaskConfig
+from turnout.errors import CheckpointNotFoundError, UsageError
+from turnout.session.channel import Channel
+from turnout.session.checkpoints import CheckpointReport, Checkpoints
+from turnout.session.collective import Collective, SoloCollective
+from turnout.session.context import TrainContext
+from turnout.session.events import Reported
+from turnout.session.metrics import plain_metrics
+
+__all__ = ["LocalTrainFnUtils", "TrainFnUtils"]
+
+logger = logging.getLogger(__name__)
+
+
+class TrainFnUtils:
+    """One worker's side of a run. Its parts are what a mode swaps; what the calls mean is written here, once.
+
+    Args:
+        run_name: the run's name.
+        channel: the way to the driver; it says who this worker is.
+        collective: how ranks meet.
+        checkpoints: where reported checkpoints go.
+        shards: what `get_dataset_shard` gives, by name.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_name: str,
+        channel: Channel,
+        collective: Collective,
+        checkpoints: Checkpoints,
+        shards: Mapping[str, Any] | None = None,  # Any: data of the user's
+    ) -> None:
+        self.context = TrainContext(run_name=run_name, ranks=channel.ranks, checkpoints=checkpoints)
+        self.collective = collective
+        self._channel = channel
+        self._rank = channel.ranks.rank
+        self._checkpoints = checkpoints
+        self._shards = dict(shards or {})
+        self._num_reports = 0
+        self._lock = threading.Lock()  # a train function may report from several threads
+        self._refusal: str | None = None
+
+    @staticmethod
+    def is_distributed() -> bool:
+        """Whether the workers are processes that a controller placed, and not this one."""
+        return True
+
+    def report(
+        self,
+        metrics: dict[str, Any],  # Any: a metric is whatever JSON can hold
+        checkpoint: Checkpoint | None = None,
+        checkpoint_dir_name: str | None = None,
+        checkpoint_upload_mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
+        delete_local_checkpoint_after_upload: bool | None = None,
+        checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
+        validation: bool | ValidationTaskConfig = False,
+    ) -> None:
+        """See `turnout.report`."""
+        plain = plain_metrics(metrics)
+        with self._lock:
+            if self._refusal is not None:
+                raise UsageError(f"report(): {self._refusal}")
+            kept = None
+            if checkpoint is not None or validation is not False:
+                report = _checked(
+                    self._num_reports,
+                    plain,
+                    checkpoint,
+                    checkpoint_dir_name,
+                    checkpoint_upload_mode,
+                    delete_local_checkpoint_after_upload,
+                    checkpoint_upload_fn,
+                    validation,
+                )
+                kept = self._checkpoints.save(report)
+            self._channel.publish(Reported(self._rank, self._num_reports, plain, kept))
+            self._num_reports += 1
+        if logger.isEnabledFor(logging.INFO):
+            logger.info("reported %s%s", plain, "" if kept is None else f" with {kept.path}")
+
+    def get_checkpoint(self) -> Checkpoint | None:
+        """See `turnout.get_checkpoint`."""
+        return self._checkpoints.latest()
+
+    def get_all_reported_checkpoints(
+        self,
+        consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED,
+        timeout_s: float | None = None,
+    ) -> list[ReportedCheckpoint]:
+        """See `turnout.get_all_reported_checkpoints`."""
+        if not isinstance(consistency_mode, CheckpointConsistencyMode):
+            raise refused("consistency_mode", consistency_mode, "takes a turnout.CheckpointConsistencyMode")
+        return self._checkpoints.reported(consistency_mode, timeout_s)
+
+    def get_dataset_shard(self, dataset_name: str | None = None) -> Any:  # Any: data of the user's
+        """See `turnout.get_dataset_shard`."""
+        known = ", ".join(repr(name) for name in self._shards)
+        if not self._shards:
+            raise UsageError("get_dataset_shard(): the trainer was given no datasets; pass datasets={'train': ...}")
+        if dataset_name is None:
+            if len(self._shards) > 1:
+                raise UsageError(f"get_dataset_shard(): the trainer has several datasets, so say which one: {known}")
+            return next(iter(self._shards.values()))
+        if dataset_name not in self._shards:
+            raise UsageError(f"get_dataset_shard({dataset_name!r}): no such dataset; the trainer has {known}")
+        return self._shards[dataset_name]
+
+    def get_preemption_info(self) -> PreemptionInfo | None:
+        """See `turnout.get_preemption_info`."""
+        return None
+
+    def close(self) -> None:
+        """The train function has ended: a thread that it left behind can report no more."""
+        self._refusal = "the run that this thread was started in has ended"
+
+    def become_forked_child(self) -> None:
+        """This process is a copy of the worker, such as a data loader's: it may ask, and not report or meet."""
+        self._lock = threading.Lock()
+        self._refusal = (
+            f"this process (pid {os.getpid()}) was forked from the worker, for example by a data loader; "
+            "report from the train function itself"
+        )
+        self.collective = _ForkedCollective()
+
+
+class LocalTrainFnUtils(TrainFnUtils):
+    """The composition for one worker in the current process: it meets nobody."""
+
+    def __init__(
+        self,
+        *,
+        run_name: str,
+        channel: Channel,
+        checkpoints: Checkpoints,
+        shards: Mapping[str, Any] | None = None,  # Any: data of the user's
+    ) -> None:
+        super().__init__(
+            run_name=run_name, channel=channel, collective=SoloCollective(), checkpoints=checkpoints, shards=shards
+        )
+
+    @staticmethod
+    def is_distributed() -> bool:
+        """The worker is the current process."""
+        return False
+
+
+class _ForkedCollective(SoloCollective):
+    """Refuses: a forked copy of a worker is not a rank, and the others do not wait for it."""
+
+    def barrier(self, tag: str) -> None:
+        raise UsageError(f"{tag}(): this process was forked from a worker and is no rank; call it in the train function")
+
+    def broadcast(self, tag: str, value: Any) -> Any:  # Any: never returns
+        self.barrier(tag)
+
+    def gather(self, tag: str, value: Any) -> list[Any]:  # Any: never returns
+        self.barrier(tag)
+        return []
+
+
+def _checked(
+    index: int,
+    metrics: dict[str, Any],
+    checkpoint: Any,  # Any: these are what this function checks
+    dir_name: Any,
+    upload_mode: Any,
+    delete_local: Any,
+    upload_fn: Any,
+    validation: Any,
+) -> CheckpointReport:
+    if checkpoint is None:
+        raise refused("report(): validation", validation, "validates a checkpoint, and the call carries none")
+    if not isinstance(checkpoint, Checkpoint):
+        remedy = "takes a turnout.Checkpoint, for example Checkpoint.from_directory(folder)"
+        raise refused("report(): checkpoint", checkpoint, remedy)
+    if checkpoint.is_local and not os.path.isdir(checkpoint.path):
+        found = "is a file; put it into a folder" if os.path.exists(checkpoint.path) else "does not exist"
+        raise CheckpointNotFoundError(f"report(): the checkpoint's folder {checkpoint.path} {found}")
+    if dir_name is not None:
+        check_file_name("report(): checkpoint_dir_name", dir_name, "a checkpoint's name")
+    if not isinstance(upload_mode, CheckpointUploadMode):
+        raise refused("report(): checkpoint_upload_mode", upload_mode, "takes a turnout.CheckpointUploadMode")
+    if delete_local is not None and not isinstance(delete_local, bool):
+        raise refused("report(): delete_local_checkpoint_after_upload", delete_local, "takes True, False or None")
+    if upload_fn is not None and not callable(upload_fn):
+        raise refused("report(): checkpoint_upload_fn", upload_fn, "takes a function of a checkpoint and a name")
+    if not isinstance(validation, (bool, ValidationTaskConfig)):
+        raise refused("report(): validation", validation, "takes True, False or a turnout.ValidationTaskConfig")
+    return CheckpointReport(
+        index=index,
+        metrics=metrics,
+        checkpoint=checkpoint,
+        dir_name=dir_name,
+        upload_mode=upload_mode,
+        delete_local=delete_local,
+        upload_fn=upload_fn,
+        validation=validation,
+    )
