@@ -13,13 +13,14 @@ from turnout.session.functions import (
     get_preemption_info,
     report,
 )
-from turnout.session.train_fn_utils import LocalTrainFnUtils, TrainFnUtils
+from turnout.session.train_fn_utils import LocalTrainFnUtils, TrainFnUtils, WorkerTrainFnUtils
 
 __all__ = [
     "Channel",
     "LocalTrainFnUtils",
     "TrainContext",
     "TrainFnUtils",
+    "WorkerTrainFnUtils",
     "activated",
     "active",
     "barrier",

@@ -17,13 +17,14 @@ from turnout.errors import UsageError
 if TYPE_CHECKING:
     from turnout.session.train_fn_utils import TrainFnUtils
 
-__all__ = ["activated", "active", "is_active_here", "outside"]
+__all__ = ["activated", "active", "get_here", "is_active_here", "outside"]
 
 # None: nothing is said here, ask the fallback. False: this code is outside every session, whatever the fallback says.
 _here: ContextVar[TrainFnUtils | Literal[False] | None] = ContextVar("turnout_session", default=None)
 _of_process: list[TrainFnUtils] = []
 _is_fork_aware = False
-_get_here = _here.get
+get_here = _here.get
+"""What the context variable says: a session, or False or None, for which `active` knows what follows."""
 
 
 def active() -> TrainFnUtils:
@@ -32,7 +33,7 @@ def active() -> TrainFnUtils:
     Raises:
         UsageError: there is none, or the process has several and this thread belongs to none of them.
     """
-    utils = _get_here()
+    utils = get_here()
     if utils:
         return utils
     if utils is None and len(_of_process) == 1:

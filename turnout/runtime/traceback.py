@@ -1,0 +1,35 @@
+"""Where an exception comes from in the user's own code."""
+
+from __future__ import annotations
+
+import traceback
+from types import TracebackType
+
+__all__ = ["place_of", "users_traceback"]
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def users_traceback(error: BaseException) -> TracebackType | None:
+    """The traceback without the frames of Turnout's that lead to the user's first one."""
+    link = error.__traceback__
+    while link is not None and _is_ours(link):
+        link = link.tb_next
+    return link or error.__traceback__
+
+
+def place_of(error: BaseException) -> str:
+    """The innermost line of the user's that the exception passed through, as ``"file:line in function"``."""
+    place = "unknown place"
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if not _is_name_ours(frame.f_globals.get("__name__", "")):
+            place = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
+    return place
+
+
+def _is_ours(link: TracebackType) -> bool:
+    return _is_name_ours(link.tb_frame.f_globals.get("__name__", ""))
+
+
+def _is_name_ours(module: str) -> bool:
+    return module == _PACKAGE or module.startswith(f"{_PACKAGE}.")

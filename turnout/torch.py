@@ -1,0 +1,21 @@
+"""What a user of PyTorch imports: `TorchTrainer`, and what its train function calls for devices, models and loaders."""
+
+from turnout.backends.torch import TorchConfig
+from turnout.integrations.torch import (
+    enable_reproducibility,
+    get_device,
+    get_devices,
+    prepare_data_loader,
+    prepare_model,
+)
+from turnout.trainer.torch import TorchTrainer
+
+__all__ = [
+    "TorchConfig",
+    "TorchTrainer",
+    "enable_reproducibility",
+    "get_device",
+    "get_devices",
+    "prepare_data_loader",
+    "prepare_model",
+]

@@ -1,0 +1,1 @@
+"""Trainers: from the user's arguments to a run."""
