@@ -102,7 +102,7 @@ else:
     }
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-    def __getattr__(name):
+    def __getattr__(name: str) -> object:
         if name not in _HOME_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
@@ -111,7 +111,7 @@ else:
         globals()[name] = value
         return value
 
-    def __dir__():
+    def __dir__() -> list[str]:
         return sorted({*globals(), *_HOME_OF})
 
 

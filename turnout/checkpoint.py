@@ -186,7 +186,7 @@ class Checkpoint:
             raise CheckpointNotFoundError(f"{self!r}: {self._path} {reason}")
 
     def _kept_by(self, keeper: Any) -> Checkpoint:
-        """The same handle, which holds on to ``keeper``: the folder is ``keeper``'s to remove once no handle is left."""
+        """The same handle, which holds on to ``keeper``, whose folder it is to remove once no handle is left."""
         self._keeper = keeper
         return self
 

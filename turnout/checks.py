@@ -28,7 +28,9 @@ def check_integer(field: str, value: Any, *, at_least: int, remedy: str) -> int:
     return number
 
 
-def check_number(field: str, value: Any, *, above: float | None = None, at_least: float | None = None, unit: str) -> float:
+def check_number(
+    field: str, value: Any, *, above: float | None = None, at_least: float | None = None, unit: str
+) -> float:
     """Return ``value`` as a finite float within the bound."""
     bound = f"above {above:g}" if above is not None else f"of at least {at_least:g}"
     try:

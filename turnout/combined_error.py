@@ -26,6 +26,7 @@ def combine(cause: BaseException, failures: dict[int, BaseException]) -> WorkerG
         Python cannot build that class (a final class, an exception group), a plain `WorkerGroupError` with ``cause``
         as its `__cause__`.
     """
+    error: WorkerGroupError
     try:
         error = _build(type(cause), cause.args, failures)
         for name, value in _state_of(cause).items():
@@ -42,7 +43,9 @@ def combine(cause: BaseException, failures: dict[int, BaseException]) -> WorkerG
 
 
 def _build(cause_class: type[BaseException], args: tuple[Any, ...], failures: dict[int, BaseException]) -> Any:
-    if not issubclass(cause_class, Exception) or issubclass(cause_class, (BaseExceptionGroup, MemoryError, StopIteration)):
+    if not issubclass(cause_class, Exception) or issubclass(
+        cause_class, (BaseExceptionGroup, MemoryError, StopIteration)
+    ):
         raise TypeError(f"{cause_class.__name__} is not combined")
     if issubclass(cause_class, WorkerGroupError):
         return _new(cause_class, args, failures)

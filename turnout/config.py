@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
-from pathlib import Path
 from typing import Any, ClassVar
 
 from turnout.callback import UserCallback
@@ -95,7 +94,9 @@ class ScalingConfig(_Config):
 
     def __post_init__(self) -> None:
         if self.use_tpu or self.topology is not None:
-            raise UnsupportedError("ScalingConfig: use_tpu and topology are not supported; Turnout drives CPUs and GPUs")
+            raise UnsupportedError(
+                "ScalingConfig: use_tpu and topology are not supported; Turnout drives CPUs and GPUs"
+            )
         self._set("num_workers", _check_num_workers(self.num_workers))
         if not isinstance(self.use_gpu, bool):
             raise refused("ScalingConfig.use_gpu", self.use_gpu, "takes True or False")
@@ -143,7 +144,9 @@ class ScalingConfig(_Config):
         for each in labels if isinstance(labels, list) else [labels]:
             check_mapping("ScalingConfig.label_selector", each, "node labels that a worker needs")
         if isinstance(labels, list) and len(labels) != self.max_workers:
-            raise refused("ScalingConfig.label_selector", labels, f"holds one dict a worker, so {self.max_workers} of them")
+            raise refused(
+                "ScalingConfig.label_selector", labels, f"holds one dict a worker, so {self.max_workers} of them"
+            )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -199,11 +202,15 @@ class CheckpointConfig(_Config):
             kept = check_integer("CheckpointConfig.num_to_keep", self.num_to_keep, at_least=1, remedy=remedy)
             self._set("num_to_keep", kept)
         if self.checkpoint_score_attribute is not None:
-            check_text("CheckpointConfig.checkpoint_score_attribute", self.checkpoint_score_attribute, "a metric's name")
+            check_text(
+                "CheckpointConfig.checkpoint_score_attribute", self.checkpoint_score_attribute, "a metric's name"
+            )
         check_choice("CheckpointConfig.checkpoint_score_order", self.checkpoint_score_order, ("max", "min"))
         check_choice("CheckpointConfig.verify", self.verify, ("auto", "full", "size"))
         remedy = "takes a whole number of at least 1"
-        pending = check_integer("CheckpointConfig.max_pending_uploads", self.max_pending_uploads, at_least=1, remedy=remedy)
+        pending = check_integer(
+            "CheckpointConfig.max_pending_uploads", self.max_pending_uploads, at_least=1, remedy=remedy
+        )
         self._set("max_pending_uploads", pending)
         drain = check_number("CheckpointConfig.drain_timeout_s", self.drain_timeout_s, above=0, unit="seconds")
         self._set("drain_timeout_s", drain)
@@ -256,12 +263,11 @@ class ValidationTaskConfig(_Config):
         timeout_s: seconds that it may take; None means no limit.
     """
 
-    fn_kwargs: dict[str, Any] = field(default_factory=dict)  # Any: the user's own arguments
+    fn_kwargs: dict[str, Any] | None = None  # Any: the user's own arguments
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        if self.fn_kwargs is None:
-            self._set("fn_kwargs", {})
+        self._set("fn_kwargs", {} if self.fn_kwargs is None else self.fn_kwargs)
         check_mapping("ValidationTaskConfig.fn_kwargs", self.fn_kwargs, "keyword arguments of the validation function")
         if self.timeout_s is not None:
             limit = check_number("ValidationTaskConfig.timeout_s", self.timeout_s, above=0, unit="seconds")
@@ -332,7 +338,9 @@ class RunConfig(_Config):
         if self.name is not None:
             check_file_name("RunConfig.name", self.name, "a run's name")
         if self.storage_filesystem is not None and self.storage_path is None:
-            raise refused("RunConfig.storage_filesystem", self.storage_filesystem, "set storage_path, a path on it, too")
+            raise refused(
+                "RunConfig.storage_filesystem", self.storage_filesystem, "set storage_path, a path on it, too"
+            )
         if self.storage_path is not None:
             on_filesystem = self.storage_filesystem is not None
             self._set("storage_path", normalized_storage_path(self.storage_path, on_filesystem=on_filesystem))
@@ -445,7 +453,7 @@ def normalized_storage_path(path: str | os.PathLike[str], *, on_filesystem: bool
     Raises:
         UsageError: it is no path, or blank.
     """
-    text = os.fspath(path) if isinstance(path, Path) else path
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
     check_text("storage_path", text, "a local path or a URI such as s3://bucket/folder")
     if "\0" in text:
         raise refused("storage_path", text, "a path holds no NUL character")

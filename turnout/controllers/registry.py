@@ -31,7 +31,9 @@ def register(name: str, controller: type[Controller]) -> None:
         UsageError: the name is a built-in controller's or another class's, or ``controller`` is no controller class.
     """
     if not (isinstance(controller, type) and issubclass(controller, Controller)):
-        raise UsageError(f"register({name!r}, {controller!r}): takes a class derived from turnout.controllers.Controller")
+        raise UsageError(
+            f"register({name!r}, {controller!r}): takes a class derived from turnout.controllers.Controller"
+        )
     if name in _BUILT_IN:
         raise UsageError(f"register({name!r}): a built-in controller has this name; choose another")
     if _registered.get(name, controller) is not controller:
@@ -62,7 +64,9 @@ def find(name: str) -> type[Controller]:
         )
     controller = _load(location)
     if not (isinstance(controller, type) and issubclass(controller, Controller)):
-        raise UsageError(f"the entry point {name!r} = {location!r} is no class derived from turnout.controllers.Controller")
+        raise UsageError(
+            f"the entry point {name!r} = {location!r} is no class derived from turnout.controllers.Controller"
+        )
     return controller
 
 
@@ -78,7 +82,9 @@ def _entry_points() -> dict[str, str]:
     found: dict[str, str] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.name in _BUILT_IN:
-            logger.warning("the entry point %r = %r is not used: a built-in controller has its name", point.name, point.value)
+            logger.warning(
+                "the entry point %r = %r is not used: a built-in controller has its name", point.name, point.value
+            )
         else:
             found[point.name] = point.value
     return found

@@ -40,7 +40,9 @@ class CallbackDispatcher:
             own: dict[int, BaseException] = dict(exceptions)
             self._call(callback, "after_exception", lambda c, e: c.after_exception(self._context, e), own)
 
-    def _call(self, callback: UserCallback, hook: str, call: Callable[[UserCallback, Any], None], argument: Any) -> None:
+    def _call(
+        self, callback: UserCallback, hook: str, call: Callable[[UserCallback, Any], None], argument: Any
+    ) -> None:
         try:
             with outside():
                 call(callback, argument)

@@ -8,7 +8,7 @@ from typing import Any
 
 from turnout.checkpoint import Checkpoint
 from turnout.config import FailureConfig, TrainRunContext
-from turnout.controllers.base import Controller, Ending, Outcome, RunSpec
+from turnout.controllers.base import Controller, Ending, RunSpec
 from turnout.errors import TrainingFailedError, UnsupportedError
 from turnout.result import Result
 from turnout.runtime.attempt import Attempt

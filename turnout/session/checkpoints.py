@@ -55,7 +55,9 @@ class Checkpoints(Protocol):
     def latest(self) -> Checkpoint | None:
         """The newest that is kept, or what the run was told to start from, or None."""
 
-    def reported(self, consistency_mode: CheckpointConsistencyMode, timeout_s: float | None) -> list[ReportedCheckpoint]:
+    def reported(
+        self, consistency_mode: CheckpointConsistencyMode, timeout_s: float | None
+    ) -> list[ReportedCheckpoint]:
         """All that are kept, oldest first."""
 
     def storage(self) -> Any:  # Any: the storage room's handle
@@ -103,7 +105,9 @@ class InMemoryCheckpoints:
         """The last one that was reported, or what the run was told to start from, or None."""
         return self._latest
 
-    def reported(self, consistency_mode: CheckpointConsistencyMode, timeout_s: float | None) -> list[ReportedCheckpoint]:
+    def reported(
+        self, consistency_mode: CheckpointConsistencyMode, timeout_s: float | None
+    ) -> list[ReportedCheckpoint]:
         """Nothing: a run in memory tracks no checkpoints."""
         return []
 

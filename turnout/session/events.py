@@ -56,13 +56,13 @@ class Reported(NamedTuple):
 
     Args:
         rank: the world rank.
-        index: how many reports this rank had made before in this attempt.
+        number: how many reports this rank had made before in this attempt.
         metrics: what was reported, in types that JSON can hold; nobody else's to change.
         checkpoint: where the checkpoint is kept, not the folder that was passed.
     """
 
     rank: int
-    index: int
+    number: int
     metrics: dict[str, Any]
     checkpoint: Checkpoint | None
 

@@ -185,7 +185,9 @@ class _ForkedCollective(SoloCollective):
     """Refuses: a forked copy of a worker is not a rank, and the others do not wait for it."""
 
     def barrier(self, tag: str) -> None:
-        raise UsageError(f"{tag}(): this process was forked from a worker and is no rank; call it in the train function")
+        raise UsageError(
+            f"{tag}(): this process was forked from a worker and is no rank; call it in the train function"
+        )
 
     def broadcast(self, tag: str, value: Any) -> Any:  # Any: never returns
         self.barrier(tag)

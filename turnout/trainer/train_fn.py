@@ -51,7 +51,9 @@ def bind(function: Any, config: Any) -> BoundTrainFn:  # Any: it is what this fu
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
-        raise UsageError(f"train_loop_per_worker={name}: its signature cannot be read; wrap it in a function") from error
+        raise UsageError(
+            f"train_loop_per_worker={name}: its signature cannot be read; wrap it in a function"
+        ) from error
     required = [
         each.name
         for each in parameters
