@@ -1,6 +1,6 @@
 """The worker's side: the functions that a train function calls, and the session that gives them their meaning."""
 
-from turnout.session.active import activated, active, is_active_here, outside
+from turnout.session.activation import activated, active, is_active_here, outside
 from turnout.session.channel import Channel
 from turnout.session.context import TrainContext
 from turnout.session.functions import (

@@ -7,7 +7,7 @@ from typing import Any
 
 from turnout.checkpoint import Checkpoint, ReportedCheckpoint
 from turnout.config import CheckpointConsistencyMode, CheckpointUploadMode, PreemptionInfo, ValidationTaskConfig
-from turnout.session.active import active, get_here
+from turnout.session.activation import active, get_here
 from turnout.session.context import TrainContext
 
 __all__ = [

@@ -17,11 +17,11 @@ from turnout.errors import UsageError
 if TYPE_CHECKING:
     from turnout.session.train_fn_utils import TrainFnUtils
 
-__all__ = ["activated", "active", "get_here", "is_active_here", "outside"]
+__all__ = ["activated", "active", "get_here", "is_active_here", "of_process", "outside"]
 
 # None: nothing is said here, ask the fallback. False: this code is outside every session, whatever the fallback says.
 _here: ContextVar[TrainFnUtils | Literal[False] | None] = ContextVar("turnout_session", default=None)
-_of_process: list[TrainFnUtils] = []
+_sessions: list[TrainFnUtils] = []
 _is_fork_aware = False
 get_here = _here.get
 """What the context variable says: a session, or False or None, for which `active` knows what follows."""
@@ -36,11 +36,11 @@ def active() -> TrainFnUtils:
     utils = get_here()
     if utils:
         return utils
-    if utils is None and len(_of_process) == 1:
-        return _of_process[0]
-    if utils is None and _of_process:
+    if utils is None and len(_sessions) == 1:
+        return _sessions[0]
+    if utils is None and _sessions:
         raise UsageError(
-            f"{len(_of_process)} runs train in this process at once, so a thread of one of them must say which it "
+            f"{len(_sessions)} runs train in this process at once, so a thread of one of them must say which it "
             "belongs to: start it with threading.Thread(target=contextvars.copy_context().run, args=(function,))"
         )
     raise UsageError(
@@ -54,6 +54,11 @@ def is_active_here() -> bool:
     return bool(_here.get())
 
 
+def of_process() -> tuple[TrainFnUtils, ...]:
+    """All sessions of this process; none outlives its `fit()`."""
+    return tuple(_sessions)
+
+
 @contextlib.contextmanager
 def activated(utils: TrainFnUtils) -> Iterator[None]:
     """Make ``utils`` the session of this code, and the fallback of this process's threads, until the block ends."""
@@ -62,11 +67,11 @@ def activated(utils: TrainFnUtils) -> Iterator[None]:
         os.register_at_fork(after_in_child=_tell_forked_child)
         _is_fork_aware = True
     token = _here.set(utils)
-    _of_process.append(utils)
+    _sessions.append(utils)
     try:
         yield
     finally:
-        _of_process.remove(utils)
+        _sessions.remove(utils)
         _here.reset(token)
         utils.close()
 
@@ -82,5 +87,5 @@ def outside() -> Iterator[None]:
 
 
 def _tell_forked_child() -> None:
-    for utils in _of_process:
+    for utils in _sessions:
         utils.become_forked_child()

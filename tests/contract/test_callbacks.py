@@ -1,0 +1,97 @@
+"""When callbacks are called and with what, on every track."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import turnout
+from tests.contract.tracks import Track, report_folder, text_in
+from turnout import Checkpoint, RunConfig, TrainRunContext, UsageError, UserCallback
+
+
+class Recorder(UserCallback):
+    def __init__(self) -> None:
+        self.reports: list[tuple[list[dict[str, Any]], Checkpoint | None]] = []
+        self.contexts: list[TrainRunContext] = []
+
+    def after_report(
+        self, run_context: TrainRunContext, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None
+    ) -> None:
+        self.contexts.append(run_context)
+        self.reports.append((metrics, checkpoint))
+
+
+def test_a_callback_sees_every_report_with_the_metrics_of_every_rank(track: Track) -> None:
+    recorder = Recorder()
+
+    def train() -> None:
+        turnout.report({"step": 0})
+        report_folder({"step": 1}, {"model": "one"})
+
+    track.fit(train, run_config=RunConfig(callbacks=[recorder]))
+    assert [metrics for metrics, _ in recorder.reports] == [
+        [{"step": 0}] * track.world_size,
+        [{"step": 1}] * track.world_size,
+    ]
+    assert recorder.reports[0][1] is None
+    assert text_in(recorder.reports[1][1], "model") == "one"
+
+
+def test_a_callback_is_told_of_the_run(track: Track) -> None:
+    recorder = Recorder()
+    run_config = RunConfig(name="named", callbacks=[recorder])
+    track.fit(lambda config: turnout.report(config), train_loop_config={"lr": 1}, run_config=run_config)
+    context = recorder.contexts[0]
+    assert context.get_run_config().name == "named"
+    assert context.train_loop_config == {"lr": 1}
+    assert context.scaling_config == track.scaling_config
+    assert context.run_id
+
+
+def test_a_callback_that_raises_is_logged_and_ends_nothing(track: Track, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(UserCallback):
+        def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+            raise RuntimeError("broken callback")
+
+        def after_exception(self, run_context: Any, worker_exceptions: Any) -> None:
+            raise RuntimeError("broken too")
+
+    recorder = Recorder()
+
+    def train() -> None:
+        turnout.report({"x": 1})
+        raise ValueError("the cause")
+
+    with pytest.raises(ValueError, match="the cause"):
+        track.fit(train, run_config=RunConfig(callbacks=[Broken(), recorder]))
+    assert len(recorder.reports) == 1
+    assert "RuntimeError: broken callback" in caplog.text
+    assert "RuntimeError: broken too" in caplog.text
+
+
+def test_what_a_callback_does_to_its_metrics_changes_nothing(track: Track) -> None:
+    class Meddler(UserCallback):
+        def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+            metrics[0].clear()
+
+    recorder = Recorder()
+    result = track.fit(lambda: turnout.report({"x": 1}), run_config=RunConfig(callbacks=[Meddler(), recorder]))
+    assert result.metrics == {"x": 1}
+    assert recorder.reports[0][0][0] == {"x": 1}
+
+
+def test_a_callback_stands_outside_the_session(track: Track) -> None:
+    texts: list[str] = []
+
+    class Curious(UserCallback):
+        def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+            try:
+                turnout.report({"from": "callback"})
+            except UsageError as error:
+                texts.append(str(error))
+
+    result = track.fit(lambda: turnout.report({"x": 1}), run_config=RunConfig(callbacks=[Curious()]))
+    assert "only inside a train function" in texts[0]
+    assert result.metrics == {"x": 1}
