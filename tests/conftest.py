@@ -11,13 +11,13 @@ from turnout.testing import police
 
 
 @pytest.fixture(autouse=True)
-def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable of the developer's decides what a test does."""
-    for name in (*TORCHRUN_VARIABLES, *(variable.name for variable in VARIABLES)):
-        monkeypatch.delenv(name, raising=False)
+def _nothing_left_behind() -> Iterator[None]:
+    with police():
+        yield
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left_behind(_own_environment: None) -> Iterator[None]:
-    with police():
-        yield
+def _own_environment(_nothing_left_behind: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of the developer's decides what a test does; what a test patches is back before the police look."""
+    for name in (*TORCHRUN_VARIABLES, *(variable.name for variable in VARIABLES)):
+        monkeypatch.delenv(name, raising=False)

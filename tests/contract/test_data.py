@@ -24,7 +24,7 @@ def test_a_callable_is_called_before_the_function_starts_and_before_every_attemp
     def train() -> int:
         calls.append("train")
         shard = turnout.get_dataset_shard("train")
-        total = sum(shard)
+        total: int = sum(shard)
         shard.clear()
         if calls.count("train") == 1:
             raise RuntimeError("once")
@@ -40,12 +40,12 @@ def test_the_only_dataset_needs_no_name(track: Track) -> None:
 
 
 def test_with_several_datasets_a_name_is_asked_for(track: Track) -> None:
-    with pytest.raises(UsageError, match="several datasets.*'train', 'test'"):
+    with pytest.raises(UsageError, match=r"several datasets.*'train', 'test'"):
         track.fit(lambda: turnout.get_dataset_shard(), datasets={"train": [1], "test": [2]})
 
 
 def test_an_unknown_dataset_names_the_known_ones(track: Track) -> None:
-    with pytest.raises(UsageError, match="'nope'.*'train'"):
+    with pytest.raises(UsageError, match=r"'nope'.*'train'"):
         track.fit(lambda: turnout.get_dataset_shard("nope"), datasets={"train": [1]})
 
 

@@ -117,7 +117,9 @@ def test_max_failures_is_honoured_and_each_failure_is_called_back(track: Track) 
             raises_value_error,
             run_config=RunConfig(failure_config=FailureConfig(max_failures=2), callbacks=[recorder]),
         )
-    assert [{rank: type(error) for rank, error in each.items()} for each in recorder.exceptions] == [{0: ValueError}] * 3
+    assert [{rank: type(error) for rank, error in each.items()} for each in recorder.exceptions] == [
+        {0: ValueError}
+    ] * 3
     assert "training failure 3, with 2 allowed" in "\n".join(caught.value.__notes__)
 
 
