@@ -181,12 +181,8 @@ def test_a_registered_name_is_known_and_cannot_be_taken_again(controller: Any) -
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package that is installed with two entry points, one of which takes a built-in controller's name."""
     (tmp_path / "slurm_turnout.py").write_text(
-        "from tests.unit.thread_controller import ThreadController
-
-"
-        "class Slurm(ThreadController):
-    name = 'slurm'
-"
+        "from tests.unit.thread_controller import ThreadController\n\n"
+        "class Slurm(ThreadController):\n    name = 'slurm'\n"
     )
     info = tmp_path / "slurm_turnout-1.0.dist-info"
     info.mkdir()
