@@ -1,0 +1,1 @@
+"""Integrations: what a train function uses of a framework inside its loop."""
