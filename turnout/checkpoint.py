@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from turnout.checks import check_mapping, check_text, refused
 from turnout.errors import CheckpointNotFoundError
 from turnout.filesystem import arrow_filesystem, resolve_uri
+from turnout.shared_download import shared_download
 
 __all__ = ["METADATA_FILE", "Checkpoint", "ReportedCheckpoint", "ReportedCheckpointStatus"]
 
@@ -107,10 +108,13 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def as_directory(self) -> Iterator[str]:
-        """Give a local folder to read the checkpoint from: its own if it is local, else a download, removed after.
+        """Give a local folder to read the checkpoint from: its own if it is local, else a download.
+
+        Concurrent processes on a node share one download; it is removed after the last of them leaves.
 
         Yields:
-            The folder's path. Treat it as read-only: for a local checkpoint it is the checkpoint.
+            The folder's path. Treat it as read-only: others read it too, and for a local checkpoint it is the
+            checkpoint itself.
 
         Raises:
             CheckpointNotFoundError: the checkpoint's folder is not there.
@@ -119,11 +123,8 @@ class Checkpoint:
         if self._filesystem is None:
             yield self._path
             return
-        folder = self.to_directory()
-        try:
+        with shared_download(self._filesystem, self._path, self.to_directory) as folder:
             yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def get_metadata(self) -> dict[str, Any]:  # Any: whatever JSON can hold
         """What `set_metadata` stored beside the files; empty if nothing was."""

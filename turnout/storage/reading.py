@@ -91,14 +91,16 @@ def clean_uncommitted(run: RunFolder) -> list[str]:
         The names of the folders.
     """
     cleaned = []
+    for entry in run.location.listing():
+        if entry.path.startswith(".") and entry.path.endswith(".partial"):
+            (run.location / entry.path).delete()
+    names = run.folder_names()
     for entry in run.checkpoints.listing():
         if not entry.is_folder:
-            if entry.path.endswith(".partial"):
-                (run.checkpoints / entry.path).delete()
             continue
         folder = run.checkpoints / entry.path
         is_staging = entry.path.startswith(".staging-")
-        if not is_staging and (entry.path not in run.folder_names() or read_record(folder) is not None):
+        if not is_staging and (entry.path not in names or read_record(folder) is not None):
             continue
         if not is_staging and has_record_file(folder):
             logger.warning(
