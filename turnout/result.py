@@ -33,3 +33,4 @@ class Result:
     best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] | None = None
     return_value: Any = None  # Any: the user's own
     return_values: list[Any] = field(default_factory=list)  # Any: the user's own
+    _storage_filesystem: Any = field(default=None, repr=False, compare=False)  # Any: pyarrow has no types

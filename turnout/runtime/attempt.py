@@ -6,14 +6,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from turnout.checkpoint import Checkpoint
 from turnout.errors import WorkerGroupError
-from turnout.session.events import Died, Failed, Finished, Reported, Started, WorkerEvent
+from turnout.session.events import Committed, Died, Failed, Finished, Reported, Saved, Started, WorkerEvent
 
 __all__ = ["Attempt", "OnReport"]
 
-OnReport: TypeAlias = Callable[[list[dict[str, Any]], Checkpoint | None], None]
+OnReport: TypeAlias = Callable[[list[dict[str, Any]], Saved | None], None]
 """Told of each report once all ranks have made it: every rank's metrics, by rank, and the checkpoint if any."""
+
+OnCommit: TypeAlias = Callable[[Saved], None]
+"""Told of each checkpoint that was committed in the background, after its report."""
 
 
 class Attempt:
@@ -22,9 +24,10 @@ class Attempt:
     Args:
         number: from 0.
         on_report: told of each merged report, in order.
+        on_commit: told of each background commit.
     """
 
-    def __init__(self, number: int, on_report: OnReport) -> None:
+    def __init__(self, number: int, on_report: OnReport, on_commit: OnCommit) -> None:
         self.number = number
         self.num_reports = 0
         self.failures: dict[int, Exception] = {}
@@ -32,6 +35,7 @@ class Attempt:
         self.places: dict[int, str] = {}
         self.return_values: dict[int, Any] = {}  # Any: the user's own
         self._on_report = on_report
+        self._on_commit = on_commit
         self._world_size = 1
         self._waiting: dict[int, deque[Reported]] = {}
 
@@ -40,13 +44,16 @@ class Attempt:
         if type(event) is Reported:  # first, since there are many of these
             if self._world_size == 1:
                 self.num_reports += 1
-                self._on_report([event.metrics], event.checkpoint)
+                self._on_report([event.metrics], event.saved)
             else:
                 self._merge(event)
             return
         match event:
             case Started(worker=worker):
                 self._world_size = worker.ranks.world_size
+            case Committed(rank=rank, saved=saved):
+                if rank == 0:  # the others say the same
+                    self._on_commit(saved)
             case Finished(rank=rank, value=value):
                 self.return_values[rank] = value
             case Failed(rank=rank, error=error, place=place):
@@ -60,6 +67,6 @@ class Attempt:
         if len(self._waiting) < self._world_size or not all(self._waiting.values()):
             return
         reports = [self._waiting[rank].popleft() for rank in range(self._world_size)]
-        checkpoint = next((report.checkpoint for report in reports if report.checkpoint is not None), None)
+        saved = next((report.saved for report in reports if report.saved is not None), None)
         self.num_reports += 1
-        self._on_report([report.metrics for report in reports], checkpoint)
+        self._on_report([report.metrics for report in reports], saved)

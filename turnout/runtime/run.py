@@ -9,13 +9,14 @@ from typing import Any
 from turnout.checkpoint import Checkpoint
 from turnout.config import FailureConfig, TrainRunContext
 from turnout.controllers.base import Controller, Ending, RunSpec
-from turnout.errors import TrainingFailedError, UnsupportedError
+from turnout.errors import TrainingFailedError
 from turnout.result import Result
 from turnout.runtime.attempt import Attempt
 from turnout.runtime.callbacks import CallbackDispatcher
 from turnout.runtime.failures import Decision, FailureKind, FailurePolicy, error_of
+from turnout.runtime.keeping import Keeper, MemoryKeeper
 from turnout.runtime.worker import TrainWorker
-from turnout.session.checkpoints import InMemoryCheckpoints
+from turnout.session.events import Saved
 
 __all__ = ["Run"]
 
@@ -33,14 +34,15 @@ class Run:
     def __init__(self, spec: RunSpec, controller: Controller) -> None:
         self._spec = spec
         self._controller = controller
-        self._callbacks = CallbackDispatcher(spec.run_config.callbacks or (), _context_of(spec))
         self._has_callbacks = bool(spec.run_config.callbacks)
+        self._callbacks = CallbackDispatcher(spec.run_config.callbacks or (), _context_of(spec))
         self._policy = FailurePolicy(spec.run_config.failure_config or FailureConfig())
-        self._checkpoints = InMemoryCheckpoints(spec.resume_from_checkpoint)
-        self._metrics: dict[str, Any] | None = None  # Any: a metric is whatever JSON can hold
-        self._checkpoint: Checkpoint | None = None
-        if spec.run_config.storage_path is not None:
-            raise UnsupportedError("RunConfig.storage_path: runs with storage are not supported yet")
+        self._keeper = _keeper_of(spec, controller)
+        self._awaiting_commit: dict[Checkpoint, list[dict[str, Any]]] = {}  # Any: whatever JSON can hold
+        self._committed_early: set[Checkpoint] = set()
+        # Without callbacks a report goes straight to its keeper: a call less for each.
+        self._take_report = self._on_report if self._has_callbacks else self._keeper.on_report
+        self._take_commit = self._on_commit if self._has_callbacks else self._keeper.on_commit
 
     def execute(self) -> Result:
         """Run attempts until one finishes.
@@ -49,35 +51,66 @@ class Run:
             TrainingFailedError: the last attempt's error; for an exception of the train function, an instance of its
                 class too.
         """
-        worker = TrainWorker(
-            spec=self._spec,
-            forms_group=self._controller.traits.forms_group,
-            checkpoints=lambda: self._checkpoints,
+        with self._keeper:
+            attempt = self._run_attempts()
+        values = [attempt.return_values.get(rank) for rank in range(len(attempt.return_values))]
+        kept = self._keeper.kept()
+        return Result(
+            metrics=kept.metrics,
+            checkpoint=kept.checkpoint,
+            path=kept.path,
+            best_checkpoints=kept.best_checkpoints,
+            return_value=values[0] if values else None,
+            return_values=values,
+            _storage_filesystem=kept.filesystem,
         )
-        number = 0
+
+    def _run_attempts(self) -> Attempt:
+        cause = "start"
         while True:
-            attempt = Attempt(number, self._on_report)
+            plan = self._keeper.begin_attempt(cause)
+            worker = TrainWorker(
+                spec=self._spec,
+                forms_group=self._controller.traits.forms_group,
+                checkpoints=plan.checkpoints,
+            )
+            attempt = Attempt(plan.number, self._take_report, self._take_commit)
             outcome = self._controller.run_attempt(worker, attempt.take)
             if outcome.ending is Ending.ENDED and not attempt.failures:
-                return self._result(attempt)
+                return attempt
+            self._awaiting_commit.clear()
             decision = self._policy.decide(FailureKind.of(outcome), attempt)
             error = error_of(outcome, attempt, decision, self._spec.name)
-            self._callbacks.after_exception(attempt.failures or {0: error})
+            if self._has_callbacks:
+                self._callbacks.after_exception(attempt.failures or {0: error})
             if not decision.retry or not self._controller.traits.restartable:
                 raise error
+            self._keeper.require_current(attempt.number)
             self._announce_retry(error, decision)
             time.sleep(decision.wait_s)
-            number += 1
+            cause = f"{type(error).__name__}: {error}"
 
-    def _on_report(self, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None) -> None:
-        self._metrics = metrics[0]
-        if checkpoint is not None:
-            self._checkpoint = checkpoint
-        if self._has_callbacks:
-            self._callbacks.after_report(metrics, checkpoint)
+    def _on_report(self, metrics: list[dict[str, Any]], saved: Saved | None) -> None:
+        """Keep it, and tell the callbacks; one whose checkpoint is on its way is told of once that is committed."""
+        self._keeper.on_report(metrics, saved)
+        if saved is None or saved.is_committed:
+            self._callbacks.after_report(metrics, None if saved is None else saved.checkpoint)
+        elif saved.checkpoint in self._committed_early:
+            self._committed_early.discard(saved.checkpoint)
+            self._callbacks.after_report(metrics, saved.checkpoint)
+        else:
+            self._awaiting_commit[saved.checkpoint] = metrics
+
+    def _on_commit(self, saved: Saved) -> None:
+        self._keeper.on_commit(saved)
+        metrics = self._awaiting_commit.pop(saved.checkpoint, None)
+        if metrics is None:
+            self._committed_early.add(saved.checkpoint)  # its report is about to come, and is called back then
+        else:
+            self._callbacks.after_report(metrics, saved.checkpoint)
 
     def _announce_retry(self, error: TrainingFailedError, decision: Decision) -> None:
-        resumes = self._checkpoints.latest()
+        newest = self._keeper.newest()
         logger.warning(
             "run %r failed: %s: %s (%s); it starts again %s, from %s%s",
             self._spec.name,
@@ -85,18 +118,17 @@ class Run:
             error,
             decision.count,
             f"in {decision.wait_s:g} s" if decision.wait_s else "now",
-            "its beginning" if resumes is None else resumes.path,
+            "its beginning" if newest is None else newest.path,
             "; this looks deterministic: the same exception at the same line as before" * decision.looks_deterministic,
         )
 
-    def _result(self, attempt: Attempt) -> Result:
-        values = [attempt.return_values.get(rank) for rank in range(len(attempt.return_values))]
-        return Result(
-            metrics=self._metrics,
-            checkpoint=self._checkpoint,
-            return_value=values[0] if values else None,
-            return_values=values,
-        )
+
+def _keeper_of(spec: RunSpec, controller: Controller) -> Keeper:
+    if spec.run_config.storage_path is None:
+        return MemoryKeeper(spec.resume_from_checkpoint)
+    from turnout.runtime.stored import StorageKeeper  # the storage room is for runs with storage
+
+    return StorageKeeper(spec, controller)
 
 
 def _context_of(spec: RunSpec) -> TrainRunContext:

@@ -13,7 +13,9 @@ from turnout.data import shards_for
 from turnout.runtime.traceback import place_of
 from turnout.session import Channel, LocalTrainFnUtils, TrainFnUtils, WorkerTrainFnUtils, activated
 from turnout.session.checkpoints import Checkpoints
+from turnout.session.collective import ChannelCollective, Collective, SoloCollective
 from turnout.session.events import Failed, Finished, Started, WorkerInfo
+from turnout.session.outbox import Outbox
 
 __all__ = ["TrainWorker"]
 
@@ -30,7 +32,7 @@ class TrainWorker:
 
     spec: RunSpec
     forms_group: bool
-    checkpoints: Callable[[], Checkpoints]
+    checkpoints: Callable[[Collective, Outbox], Checkpoints]
 
     def __call__(self, channel: Channel) -> None:
         """Run the train function in a session of its own, and say how it ended."""
@@ -45,14 +47,22 @@ class TrainWorker:
 
     def _train(self, channel: Channel) -> object:
         composition = WorkerTrainFnUtils if self.forms_group else LocalTrainFnUtils
+        outbox = Outbox(channel)
+        collective = ChannelCollective(channel) if self.forms_group else SoloCollective()
         utils = composition(
             run_name=self.spec.name,
-            channel=channel,
-            checkpoints=self.checkpoints(),
+            outbox=outbox,
+            checkpoints=self.checkpoints(collective, outbox),
             shards=shards_for(self.spec.datasets),
         )
         with activated(utils):
-            return self._train_on_backend(utils, channel) if self.forms_group else self.spec.train_fn()
+            try:
+                value = self._train_on_backend(utils, channel) if self.forms_group else self.spec.train_fn()
+            except BaseException as failure:
+                utils.finish(failure)
+                raise
+            utils.finish(None)
+            return value
 
     def _train_on_backend(self, utils: TrainFnUtils, channel: Channel) -> object:
         backend = backend_for(self.spec.backend_config)

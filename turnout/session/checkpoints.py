@@ -15,6 +15,8 @@ from typing import Any, NoReturn, Protocol
 from turnout.checkpoint import Checkpoint, ReportedCheckpoint
 from turnout.config import CheckpointConsistencyMode, CheckpointUploadMode, ValidationTaskConfig
 from turnout.errors import CheckpointError, UsageError
+from turnout.session.events import Saved
+from turnout.session.run_storage import RunStorage
 
 __all__ = ["CheckpointReport", "Checkpoints", "InMemoryCheckpoints"]
 
@@ -26,7 +28,6 @@ class CheckpointReport:
     """A `report` that carries a checkpoint, with its arguments checked.
 
     Args:
-        index: how many reports this rank had made before in this attempt.
         metrics: in types that JSON can hold.
         checkpoint: what the user passed.
         dir_name: the folder's name, if the user gave one.
@@ -36,7 +37,6 @@ class CheckpointReport:
         validation: whether, and with which arguments, the checkpoint is validated.
     """
 
-    index: int
     metrics: dict[str, Any]  # Any: a metric is whatever JSON can hold
     checkpoint: Checkpoint
     dir_name: str | None = None
@@ -49,8 +49,8 @@ class CheckpointReport:
 class Checkpoints(Protocol):
     """Keeps what is reported, and gives back the newest."""
 
-    def save(self, report: CheckpointReport) -> Checkpoint:
-        """Keep the checkpoint; returns where it is kept."""
+    def save(self, report: CheckpointReport) -> Saved:
+        """Keep the checkpoint, or begin to; returns where."""
 
     def latest(self) -> Checkpoint | None:
         """The newest that is kept, or what the run was told to start from, or None."""
@@ -60,8 +60,11 @@ class Checkpoints(Protocol):
     ) -> list[ReportedCheckpoint]:
         """All that are kept, oldest first."""
 
-    def storage(self) -> Any:  # Any: the storage room's handle
+    def storage(self) -> RunStorage:
         """The run's storage."""
+
+    def finish(self, failure: BaseException | None) -> None:
+        """Wait for what is under way; raise what went wrong with it, unless the train function failed itself."""
 
 
 class InMemoryCheckpoints:
@@ -80,7 +83,7 @@ class InMemoryCheckpoints:
         self._count = 0
         self._warned = False
 
-    def save(self, report: CheckpointReport) -> Checkpoint:
+    def save(self, report: CheckpointReport) -> Saved:
         """Copy the checkpoint's files aside; a remote one needs no copy, and is remembered as it is.
 
         Raises:
@@ -99,7 +102,7 @@ class InMemoryCheckpoints:
             self._names.add(report.dir_name)
         self._count += 1
         self._latest = kept
-        return kept
+        return Saved(kept)
 
     def latest(self) -> Checkpoint | None:
         """The last one that was reported, or what the run was told to start from, or None."""
@@ -118,6 +121,9 @@ class InMemoryCheckpoints:
             NotImplementedError: always; it says how to get one.
         """
         raise NotImplementedError("this run is in memory and has no storage; pass RunConfig(storage_path=...)")
+
+    def finish(self, failure: BaseException | None) -> None:
+        """Nothing is under way."""
 
     def _warn_of_ignored(self, report: CheckpointReport) -> None:
         ignored = [

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from turnout.session.checkpoints import Checkpoints
 from turnout.session.events import RankInfo
+from turnout.session.run_storage import RunStorage
 
 __all__ = ["TrainContext"]
 
@@ -50,7 +49,7 @@ class TrainContext:
         """The number of its node, from 0."""
         return self._ranks.node_rank
 
-    def get_storage(self) -> Any:  # Any: the storage room's handle
+    def get_storage(self) -> RunStorage:
         """The run's storage.
 
         Raises:

@@ -5,11 +5,26 @@ They are named tuples and not dataclasses because one is made for every `report`
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from turnout.checkpoint import Checkpoint
+from turnout.config import ValidationTaskConfig
 
-__all__ = ["Died", "Failed", "Finished", "RankInfo", "Reported", "Started", "WorkerEvent", "WorkerInfo"]
+if TYPE_CHECKING:  # the storage room is for runs with storage
+    from turnout.storage.record import CommitRecord
+
+__all__ = [
+    "Committed",
+    "Died",
+    "Failed",
+    "Finished",
+    "RankInfo",
+    "Reported",
+    "Saved",
+    "Started",
+    "WorkerEvent",
+    "WorkerInfo",
+]
 
 
 class RankInfo(NamedTuple):
@@ -44,6 +59,22 @@ class WorkerInfo(NamedTuple):
     pid: int
 
 
+class Saved(NamedTuple):
+    """Where a reported checkpoint is kept, which is not the folder that was passed.
+
+    Args:
+        checkpoint: the handle.
+        is_committed: False while it is on its way; a `Committed` follows.
+        record: its commit record, for the driver; None in a run without storage, and while it is on its way.
+        validation: the arguments of the validation that was asked for; None if none was.
+    """
+
+    checkpoint: Checkpoint
+    is_committed: bool = True
+    record: CommitRecord | None = None
+    validation: ValidationTaskConfig | None = None
+
+
 class Started(NamedTuple):
     """The worker is about to enter the train function."""
 
@@ -52,19 +83,31 @@ class Started(NamedTuple):
 
 
 class Reported(NamedTuple):
-    """The train function called `report`, and its checkpoint, if any, is kept.
+    """The train function called `report`.
 
     Args:
         rank: the world rank.
         number: how many reports this rank had made before in this attempt.
         metrics: what was reported, in types that JSON can hold; nobody else's to change.
-        checkpoint: where the checkpoint is kept, not the folder that was passed.
+        saved: where the report's checkpoint is kept; None if it carried none.
     """
 
     rank: int
     number: int
     metrics: dict[str, Any]
-    checkpoint: Checkpoint | None
+    saved: Saved | None
+
+
+class Committed(NamedTuple):
+    """A checkpoint that is reported with `Saved.is_committed` False is committed now; it may come before the report.
+
+    Args:
+        rank: the world rank.
+        saved: where it is kept.
+    """
+
+    rank: int
+    saved: Saved
 
 
 class Finished(NamedTuple):
@@ -95,4 +138,4 @@ class Died(NamedTuple):
     reason: str
 
 
-WorkerEvent: TypeAlias = Started | Reported | Finished | Failed | Died
+WorkerEvent: TypeAlias = Started | Reported | Committed | Finished | Failed | Died

@@ -12,12 +12,12 @@ from turnout.checkpoint import Checkpoint, ReportedCheckpoint
 from turnout.checks import check_file_name, refused
 from turnout.config import CheckpointConsistencyMode, CheckpointUploadMode, PreemptionInfo, ValidationTaskConfig
 from turnout.errors import CheckpointNotFoundError, UsageError
-from turnout.session.channel import Channel
-from turnout.session.checkpoints import CheckpointReport, Checkpoints
+from turnout.session.checkpoints import CheckpointReport, Checkpoints, Saved
 from turnout.session.collective import ChannelCollective, Collective, SoloCollective
 from turnout.session.context import TrainContext
 from turnout.session.events import Reported
 from turnout.session.metrics import plain_metrics
+from turnout.session.outbox import Outbox
 
 __all__ = ["LocalTrainFnUtils", "TrainFnUtils", "WorkerTrainFnUtils"]
 
@@ -31,7 +31,7 @@ class TrainFnUtils:
 
     Args:
         run_name: the run's name.
-        channel: the way to the driver; it says who this worker is.
+        outbox: carries events to the driver; it says who this worker is.
         collective: how ranks meet.
         checkpoints: where reported checkpoints go.
         shards: what `get_dataset_shard` gives, by name.
@@ -41,20 +41,20 @@ class TrainFnUtils:
         self,
         *,
         run_name: str,
-        channel: Channel,
+        outbox: Outbox,
         collective: Collective,
         checkpoints: Checkpoints,
         shards: Mapping[str, Any] | None = None,  # Any: data of the user's
     ) -> None:
-        self.context = TrainContext(run_name=run_name, ranks=channel.ranks, checkpoints=checkpoints)
+        self.context = TrainContext(run_name=run_name, ranks=outbox.ranks, checkpoints=checkpoints)
         self.collective = collective
-        self._channel = channel
-        self._rank = channel.ranks.rank
+        self._outbox = outbox
+        self._rank = outbox.ranks.rank
         self._checkpoints = checkpoints
         self._shards = dict(shards or {})
-        self._num_reports = 0
-        self._lock = threading.Lock()  # a train function may report from several threads
-        self._refusal: str | None = None
+        # Checkpoints of several threads are saved one after another. It is not the outbox's lock, which a checkpoint
+        # that is committed in the background needs while this one waits for its turn.
+        self._saving = threading.Lock()
 
     @staticmethod
     def is_distributed() -> bool:
@@ -73,27 +73,31 @@ class TrainFnUtils:
     ) -> None:
         """See `turnout.report`."""
         plain = plain_metrics(metrics)
-        with self._lock:
-            if self._refusal is not None:
-                raise UsageError(f"report(): {self._refusal}")
-            kept = None
-            if checkpoint is not None or validation is not False:
-                report = _checked(
-                    self._num_reports,
-                    plain,
-                    checkpoint,
-                    checkpoint_dir_name,
-                    checkpoint_upload_mode,
-                    delete_local_checkpoint_after_upload,
-                    checkpoint_upload_fn,
-                    validation,
-                )
-                kept = self._checkpoints.save(report)
-            # A named tuple made without its Python constructor: a tenth of what a report costs.
-            self._channel.publish(_new_tuple(Reported, (self._rank, self._num_reports, plain, kept)))
-            self._num_reports += 1
+        if checkpoint is None and validation is False:
+            self._publish(plain, None)
+        else:
+            report = _checked(
+                plain,
+                checkpoint,
+                checkpoint_dir_name,
+                checkpoint_upload_mode,
+                delete_local_checkpoint_after_upload,
+                checkpoint_upload_fn,
+                validation,
+            )
+            with self._saving:
+                self._outbox.require_open()
+                self._publish(plain, self._checkpoints.save(report))
+
+    def _publish(self, plain: dict[str, Any], saved: Saved | None) -> None:
+        outbox = self._outbox
+        with outbox.lock:  # Outbox.publish written out, and a named tuple made without its constructor: a fifth of
+            if outbox.refusal is not None:  # what a report costs
+                outbox.require_open()
+            outbox.channel.publish(_new_tuple(Reported, (self._rank, outbox.num_reports, plain, saved)))
+            outbox.num_reports += 1
         if logger.isEnabledFor(logging.INFO):
-            logger.info("reported %s%s", plain, "" if kept is None else f" with {kept.path}")
+            logger.info("reported %s%s", plain, "" if saved is None else f" with {saved.checkpoint.path}")
 
     def get_checkpoint(self) -> Checkpoint | None:
         """See `turnout.get_checkpoint`."""
@@ -126,14 +130,22 @@ class TrainFnUtils:
         """See `turnout.get_preemption_info`."""
         return None
 
+    def finish(self, failure: BaseException | None) -> None:
+        """The train function has ended: wait for what is under way; a failed upload is raised.
+
+        Args:
+            failure: what the function raised, if it did.
+        """
+        self._checkpoints.finish(failure)
+
     def close(self) -> None:
-        """The train function has ended: a thread that it left behind can report no more."""
-        self._refusal = "the run that this thread was started in has ended"
+        """A thread that the train function left behind can report no more."""
+        self._outbox.close("the run that this thread was started in has ended")
 
     def become_forked_child(self) -> None:
         """This process is a copy of the worker, such as a data loader's: it may ask, and not report or meet."""
-        self._lock = threading.Lock()
-        self._refusal = (
+        self._saving = threading.Lock()
+        self._outbox.become_forked_child(
             f"this process (pid {os.getpid()}) was forked from the worker, for example by a data loader; "
             "report from the train function itself"
         )
@@ -147,12 +159,12 @@ class LocalTrainFnUtils(TrainFnUtils):
         self,
         *,
         run_name: str,
-        channel: Channel,
+        outbox: Outbox,
         checkpoints: Checkpoints,
         shards: Mapping[str, Any] | None = None,  # Any: data of the user's
     ) -> None:
         super().__init__(
-            run_name=run_name, channel=channel, collective=SoloCollective(), checkpoints=checkpoints, shards=shards
+            run_name=run_name, outbox=outbox, collective=SoloCollective(), checkpoints=checkpoints, shards=shards
         )
 
     @staticmethod
@@ -168,14 +180,14 @@ class WorkerTrainFnUtils(TrainFnUtils):
         self,
         *,
         run_name: str,
-        channel: Channel,
+        outbox: Outbox,
         checkpoints: Checkpoints,
         shards: Mapping[str, Any] | None = None,  # Any: data of the user's
     ) -> None:
         super().__init__(
             run_name=run_name,
-            channel=channel,
-            collective=ChannelCollective(channel),
+            outbox=outbox,
+            collective=ChannelCollective(outbox.channel),
             checkpoints=checkpoints,
             shards=shards,
         )
@@ -198,7 +210,6 @@ class _ForkedCollective(SoloCollective):
 
 
 def _checked(
-    index: int,
     metrics: dict[str, Any],
     checkpoint: Any,  # Any: these are what this function checks
     dir_name: Any,
@@ -226,7 +237,6 @@ def _checked(
     if not isinstance(validation, (bool, ValidationTaskConfig)):
         raise refused("report(): validation", validation, "takes True, False or a turnout.ValidationTaskConfig")
     return CheckpointReport(
-        index=index,
         metrics=metrics,
         checkpoint=checkpoint,
         dir_name=dir_name,

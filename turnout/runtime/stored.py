@@ -1,0 +1,263 @@
+"""`StorageKeeper`: keeps a run in its folder, for one driver at a time, so that it outlives every process of it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from types import TracebackType
+from typing import Any
+
+from turnout.checkpoint import Checkpoint, ReportedCheckpointStatus
+from turnout.config import CheckpointConfig
+from turnout.controllers.base import Controller, RunSpec
+from turnout.errors import CheckpointError, ControllerError, StorageError, UsageError
+from turnout.runtime.keeping import AttemptPlan, Kept
+from turnout.session.events import Saved
+from turnout.session.stored_checkpoints import StoredPlan
+from turnout.session.task_queue import TaskQueue
+from turnout.storage import (
+    CommitRecord,
+    Lease,
+    MetricsHistory,
+    ResumePoint,
+    Retention,
+    RunFolder,
+    StorageLocation,
+    best_first,
+    checkpoint_of,
+    clean_uncommitted,
+    committed,
+    last_metrics,
+    newest_verified,
+    next_index,
+    remove_superseded,
+    resume_point,
+)
+
+__all__ = ["StorageKeeper"]
+
+logger = logging.getLogger(__name__)
+
+_RETENTION = "retention"
+
+
+class StorageKeeper:
+    """Holds a run's lease, begins its attempts, and keeps what they report.
+
+    It owns two threads: one renews the lease and writes the history about once a second, one commits ASYNC checkpoints
+    and removes those that need not be kept.
+
+    Args:
+        spec: the run; its storage path is set.
+        controller: is told to end the attempt should the lease be lost.
+
+    Raises:
+        StorageError: no filesystem is known for the storage path.
+    """
+
+    def __init__(self, spec: RunSpec, controller: Controller) -> None:
+        self._spec = spec
+        self._controller = controller
+        self._config = spec.run_config.checkpoint_config or CheckpointConfig()
+        assert spec.run_config.storage_path is not None, "a run without a storage path is kept in memory"
+        self._location = StorageLocation.open(spec.run_config.storage_path, spec.run_config.storage_filesystem)
+        self._run = RunFolder(self._location, spec.name)
+        self._lease = Lease(self._run)
+        self._tasks = TaskQueue("turnout-uploads")
+        self._cleanup = contextlib.ExitStack()
+        self._history = MetricsHistory(self._run, has_flusher=True)
+        self._retention = Retention(self._run, self._config)
+        self._attempt = -1
+        self._num_reports = 0
+        self._metrics: dict[str, Any] | None = None
+        self._newest: Checkpoint | None = None
+        self._resumed_from: str | None = None
+        self._replaces = False
+        """Whether this run replaces an older one, which stands until this one's first commit."""
+        self._was_verified = False
+        self._lost: StorageError | None = None
+
+    def __enter__(self) -> StorageKeeper:
+        """Take the run.
+
+        Raises:
+            StorageError: the storage cannot be written to.
+            UsageError: another driver has the run, or it exists and ``on_existing="error"``.
+        """
+        self._location.check_writable()
+        with contextlib.ExitStack() as cleanup:
+            existed = self._run.exists()
+            self._lease.acquire()
+            cleanup.callback(self._release)
+            self._open(existed)
+            cleanup.enter_context(self._lease.kept(on_lost=self._on_lost, meanwhile=self._flush))
+            self._cleanup = cleanup.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Finish background work, seal the history, say how the run ended, and let go of it."""
+        with self._cleanup:
+            self._tasks.close(None if error is None else self._config.drain_timeout_s)
+            try:
+                if self._lost is not None or self._run.current_attempt() != self._attempt:
+                    self._history.close()
+                    return
+                self._history.seal()
+                status = "FINISHED" if error is None else "ERRORED" if isinstance(error, Exception) else "ABORTED"
+                self._run.finish(status, error=None if error is None else f"{type(error).__name__}: {error}")
+            except StorageError as failure:  # the checkpoints are safe; what the user is told of comes first
+                logger.warning("run %r ended, but its history could not be completed: %s", self._spec.name, failure)
+
+    def begin_attempt(self, cause: str) -> AttemptPlan:
+        """Take the next number, and find what to go on from."""
+        run = self._run
+        self._attempt = run.begin_attempt(cause)
+        clean_uncommitted(run)
+        records: list[CommitRecord] = []
+        index, resumed = 0, None
+        if not self._replaces:
+            resumed = newest_verified(run, self._verify_level())
+            run.set_resume_point(resume_point(resumed))
+            records = committed(run)
+            index = next_index(records, run.info())
+        self._retention = Retention(run, self._config, records)
+        self._resumed_from = None if resumed is None else resumed.name
+        if resumed is not None:
+            self._newest = checkpoint_of(run.checkpoints / resumed.name)
+            logger.info("run %r goes on from %s, in attempt %d", run.name, self._newest.path, self._attempt)
+        plan = StoredPlan(
+            run=run,
+            attempt=self._attempt,
+            next_index=index,
+            resume_from=self._newest or self._spec.resume_from_checkpoint,
+            config=self._config,
+            validation_config=self._spec.validation_config,
+            validates_here=not self._controller.traits.isolates_workers,
+            uploads=None if self._controller.traits.isolates_workers else self._tasks,
+            marks_names=self._replaces,
+        )
+        return AttemptPlan(number=self._attempt, checkpoints=plan)
+
+    def on_report(self, metrics: list[dict[str, Any]], saved: Saved | None) -> None:
+        """Add it to the history, and its checkpoint to those that are kept."""
+        name = None if saved is None else os.path.basename(saved.checkpoint.path)
+        append, number, attempt = self._history.append, self._num_reports, self._attempt
+        for rank, each in enumerate(metrics):
+            append(number, rank, attempt, each, name)
+        self._num_reports = number + 1
+        self._metrics = metrics[0]
+        if saved is not None and saved.is_committed:
+            self.on_commit(saved)
+
+    def on_commit(self, saved: Saved) -> None:
+        """Remember the newest, and have those removed that need not be kept."""
+        self._newest = saved.checkpoint
+        if self._replaces:
+            self._replaces = False
+            self._run.set_resume_point(ResumePoint())
+            self._tasks.submit(_RETENTION, lambda: _logged(self._run.name, remove_superseded(self._run)))
+        record, retention = saved.record, self._retention
+        if record is not None and self._config.num_to_keep is not None:
+
+            def retain() -> None:
+                retention.remember(record)
+                pending = ReportedCheckpointStatus.PENDING_VALIDATION
+                validating = {each.name for each in retention.records if each.status is pending}
+                retention.apply(validating | ({self._resumed_from} if self._resumed_from else set()))
+
+            self._tasks.submit(_RETENTION, retain)
+
+    def require_current(self, attempt: int) -> None:
+        """Refuse to go on with a run that another driver has taken.
+
+        Raises:
+            ControllerError: one has.
+        """
+        if self._lost is not None:
+            raise ControllerError(str(self._lost)) from self._lost
+        try:
+            self._run.require_current(attempt)
+        except CheckpointError as error:
+            raise ControllerError(str(error)) from error
+
+    def newest(self) -> Checkpoint | None:
+        """The newest that is committed, or what the run was told to start from."""
+        return self._newest or self._spec.resume_from_checkpoint
+
+    def kept(self) -> Kept:
+        """What the folder holds now."""
+        records = committed(self._run)
+        ranked = best_first(records, self._config.checkpoint_score_attribute, self._config.checkpoint_score_order)
+        folder = self._run.checkpoints
+        best = [(checkpoint_of(folder / record.name), dict(record.metrics)) for record in reversed(ranked)]
+        return Kept(
+            metrics=self._metrics if self._metrics is not None else last_metrics(self._run),
+            checkpoint=checkpoint_of(folder / records[-1].name) if records else None,
+            path=self._run.location.path,
+            filesystem=self._run.location.filesystem,
+            best_checkpoints=best,
+        )
+
+    # -- within
+
+    def _open(self, existed: bool) -> None:
+        on_existing, name = self._spec.run_config.on_existing, self._spec.name
+        if existed:
+            if on_existing == "error":
+                raise UsageError(
+                    f"run {name!r} exists already in {self._location}, and on_existing='error'. Give this run another "
+                    "name, or pass on_existing='resume' to go on with it or 'overwrite' to start anew"
+                )
+            self._replaces = on_existing == "overwrite"
+            info = self._run.info()
+            if info is not None and info.status == "FINISHED" and not self._replaces:
+                logger.warning(
+                    "run %r has finished already, and is entered again: get_checkpoint() is its newest. To keep runs "
+                    "apart, give each a name; on_existing='error' refuses",
+                    name,
+                )
+        self._run.create(_summary_of(self._spec))
+
+    def _release(self) -> None:
+        try:
+            self._lease.release()
+        except StorageError as error:  # it runs out by itself
+            logger.warning("run %r: its lease could not be given back: %s", self._spec.name, error)
+
+    def _verify_level(self) -> str:
+        """Checksums once a driver where that is cheap, sizes otherwise."""
+        if self._config.verify != "auto":
+            return self._config.verify
+        is_first, self._was_verified = not self._was_verified, True
+        return "full" if is_first and self._location.is_local else "size"
+
+    def _flush(self) -> None:
+        try:
+            self._history.flush()
+        except StorageError as error:  # the rows stay in memory, and are written by the next call
+            logger.warning("run %r: its history could not be written yet: %s", self._spec.name, error)
+
+    def _on_lost(self, error: StorageError) -> None:
+        logger.error("%s", error)
+        self._lost = error
+        self._controller.abort(str(error), grace_s=0.0)
+
+
+def _logged(run: str, removed: list[str]) -> None:
+    logger.info("run %r replaces an older one, whose checkpoints are removed: %s", run, ", ".join(removed))
+
+
+def _summary_of(spec: RunSpec) -> dict[str, Any]:
+    return {
+        "controller": spec.controller,
+        "num_workers": spec.scaling_config.num_workers,
+        "scaling_config": repr(spec.scaling_config),
+        "checkpoint_config": repr(spec.run_config.checkpoint_config or CheckpointConfig()),
+        "failure_config": repr(spec.run_config.failure_config),
+        "train_fn": repr(spec.train_fn),
+        "datasets": sorted(spec.datasets),
+        "metadata": dict(spec.metadata),
+    }
