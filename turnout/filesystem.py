@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from turnout.errors import MissingDependencyError, StorageError
 
-__all__ = ["arrow_filesystem", "redacted", "resolve_uri"]
+__all__ = ["arrow_filesystem", "local_filesystem", "redacted", "resolve_uri"]
 
 # A wrong endpoint must fail within seconds, while a storage that takes ten seconds to answer must not.
 _S3_CONNECT_TIMEOUT_S = 3.0
@@ -39,6 +39,13 @@ def redacted(text: object) -> str:
     for pattern, replacement in _SECRETS:
         shown = pattern.sub(replacement, shown)
     return shown
+
+
+def local_filesystem() -> Any:  # Any: pyarrow has no types
+    """The local disk as a `pyarrow.fs.FileSystem`, for those who ask for one."""
+    import pyarrow.fs
+
+    return pyarrow.fs.LocalFileSystem()
 
 
 def arrow_filesystem(filesystem: Any) -> Any:  # Any: pyarrow has no types

@@ -39,6 +39,7 @@ from turnout.integrations.torch import (
 )
 from turnout.session import LocalTrainFnUtils, activated
 from turnout.session.checkpoints import InMemoryCheckpoints
+from turnout.session.outbox import Outbox
 from turnout.session.events import RankInfo, WorkerEvent
 
 META = torch.device("meta")
@@ -59,7 +60,7 @@ class OneWorker:
 @pytest.fixture
 def run() -> Iterator[None]:
     """A run of one worker is active, as it is inside a train function."""
-    utils = LocalTrainFnUtils(run_name="run", channel=OneWorker(), checkpoints=InMemoryCheckpoints())
+    utils = LocalTrainFnUtils(run_name="run", outbox=Outbox(OneWorker()), checkpoints=InMemoryCheckpoints())
     with activated(utils):
         yield
 

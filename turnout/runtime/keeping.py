@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 from turnout.checkpoint import Checkpoint
-from turnout.errors import TrainingFailedError
 from turnout.session.checkpoints import Checkpoints, InMemoryCheckpoints
 from turnout.session.collective import Collective
 from turnout.session.events import Saved
 from turnout.session.outbox import Outbox
 
-__all__ = ["AttemptPlan", "Kept", "Keeper", "MakeCheckpoints", "MemoryKeeper"]
+__all__ = ["AttemptPlan", "Keeper", "Kept", "MakeCheckpoints", "MemoryKeeper"]
 
 MakeCheckpoints: TypeAlias = Callable[[Collective, Outbox], Checkpoints]
 """Makes the part of a worker's session that keeps checkpoints."""
@@ -55,7 +54,7 @@ class Kept:
 class Keeper(Protocol):
     """Keeps what one `fit()` reports. It is a context manager around all attempts."""
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> Self:
         """Take hold of the run."""
 
     def __exit__(
@@ -95,7 +94,7 @@ class MemoryKeeper:
         self._checkpoint: Checkpoint | None = None
         self._num_attempts = 0
 
-    def __enter__(self) -> MemoryKeeper:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

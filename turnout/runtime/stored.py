@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from turnout.checkpoint import Checkpoint, ReportedCheckpointStatus
 from turnout.config import CheckpointConfig
@@ -40,6 +40,7 @@ __all__ = ["StorageKeeper"]
 logger = logging.getLogger(__name__)
 
 _RETENTION = "retention"
+_PENDING = ReportedCheckpointStatus.PENDING_VALIDATION
 
 
 class StorageKeeper:
@@ -78,7 +79,7 @@ class StorageKeeper:
         self._was_verified = False
         self._lost: StorageError | None = None
 
-    def __enter__(self) -> StorageKeeper:
+    def __enter__(self) -> Self:
         """Take the run.
 
         Raises:
@@ -100,6 +101,7 @@ class StorageKeeper:
     ) -> None:
         """Finish background work, seal the history, say how the run ended, and let go of it."""
         with self._cleanup:
+            self._tasks.submit(_RETENTION, lambda: self._retain(None, self._retention, self._attempt))
             self._tasks.close(None if error is None else self._config.drain_timeout_s)
             try:
                 if self._lost is not None or self._run.current_attempt() != self._attempt:
@@ -115,6 +117,7 @@ class StorageKeeper:
         """Take the next number, and find what to go on from."""
         run = self._run
         self._attempt = run.begin_attempt(cause)
+        self._num_reports = 0
         clean_uncommitted(run)
         records: list[CommitRecord] = []
         index, resumed = 0, None
@@ -159,16 +162,9 @@ class StorageKeeper:
             self._replaces = False
             self._run.set_resume_point(ResumePoint())
             self._tasks.submit(_RETENTION, lambda: _logged(self._run.name, remove_superseded(self._run)))
-        record, retention = saved.record, self._retention
+        record, retention, attempt = saved.record, self._retention, self._attempt
         if record is not None and self._config.num_to_keep is not None:
-
-            def retain() -> None:
-                retention.remember(record)
-                pending = ReportedCheckpointStatus.PENDING_VALIDATION
-                validating = {each.name for each in retention.records if each.status is pending}
-                retention.apply(validating | ({self._resumed_from} if self._resumed_from else set()))
-
-            self._tasks.submit(_RETENTION, retain)
+            self._tasks.submit(_RETENTION, lambda: self._retain(record, retention, attempt))
 
     def require_current(self, attempt: int) -> None:
         """Refuse to go on with a run that another driver has taken.
@@ -221,6 +217,21 @@ class StorageKeeper:
                 )
         self._run.create(_summary_of(self._spec))
 
+    def _retain(self, committed_now: CommitRecord | None, retention: Retention, attempt: int) -> None:
+        """Remove what need not be kept, on the background thread.
+
+        Args:
+            committed_now: what was committed; None at the end of the run, when nothing is resumed from any more.
+            retention: of the attempt.
+            attempt: its number. One that has been superseded removes nothing: its choice is no longer its to make.
+        """
+        protected = {each.name for each in retention.records if each.status is _PENDING}
+        if committed_now is not None:
+            retention.remember(committed_now)
+            protected |= {self._resumed_from} if self._resumed_from else set()
+        if self._lost is None and self._run.current_attempt() == attempt:
+            retention.apply(protected)
+
     def _release(self) -> None:
         try:
             self._lease.release()
@@ -251,13 +262,16 @@ def _logged(run: str, removed: list[str]) -> None:
 
 
 def _summary_of(spec: RunSpec) -> dict[str, Any]:
+    checkpoints = spec.run_config.checkpoint_config or CheckpointConfig()
     return {
         "controller": spec.controller,
         "num_workers": spec.scaling_config.num_workers,
         "scaling_config": repr(spec.scaling_config),
-        "checkpoint_config": repr(spec.run_config.checkpoint_config or CheckpointConfig()),
+        "num_to_keep": checkpoints.num_to_keep,
+        "checkpoint_score_attribute": checkpoints.checkpoint_score_attribute,
+        "checkpoint_score_order": checkpoints.checkpoint_score_order,
         "failure_config": repr(spec.run_config.failure_config),
-        "train_fn": repr(spec.train_fn),
+        "train_fn": getattr(spec.train_fn, "name", repr(spec.train_fn)),
         "datasets": sorted(spec.datasets),
         "metadata": dict(spec.metadata),
     }

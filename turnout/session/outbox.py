@@ -1,4 +1,4 @@
-"""`Outbox`: a worker's events on their way to the driver, one at a time and numbered, whichever thread they come from."""
+"""`Outbox`: a worker's events on their way to the driver, one at a time, whichever thread they come from."""
 
 from __future__ import annotations
 

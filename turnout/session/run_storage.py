@@ -30,9 +30,9 @@ class RunStorage:
         """The `pyarrow.fs.FileSystem` that it lies on."""
         if not self._run.location.is_local:
             return self._run.location.filesystem
-        import pyarrow.fs
+        from turnout.filesystem import local_filesystem
 
-        return pyarrow.fs.LocalFileSystem()
+        return local_filesystem()
 
     def checkpoint_path(self, name: str) -> str:
         """A folder for a checkpoint that the train function writes in place, made if it is not there.

@@ -118,7 +118,9 @@ class StoredCheckpoints:
             move=delete,
             in_place=report.upload_mode is CheckpointUploadMode.NO_UPLOAD,
             upload_fn=report.upload_fn,
-            status=ReportedCheckpointStatus.COMMITTED if validation is None else ReportedCheckpointStatus.PENDING_VALIDATION,
+            status=ReportedCheckpointStatus.COMMITTED
+            if validation is None
+            else ReportedCheckpointStatus.PENDING_VALIDATION,
         )
         self._index += 1
         if report.upload_mode is CheckpointUploadMode.ASYNC:
@@ -131,7 +133,9 @@ class StoredCheckpoints:
         """The newest that is committed, or what the attempt goes on from."""
         return self._latest
 
-    def reported(self, consistency_mode: CheckpointConsistencyMode, timeout_s: float | None) -> list[ReportedCheckpoint]:
+    def reported(
+        self, consistency_mode: CheckpointConsistencyMode, timeout_s: float | None
+    ) -> list[ReportedCheckpoint]:
         """All that are committed, oldest first; what is under way is waited for first."""
         self._uploads.drain(_UPLOAD, timeout_s)
         run = self._plan.run
@@ -217,8 +221,8 @@ class StoredCheckpoints:
         if limit is not None and taken > limit:
             metrics, status = None, ReportedCheckpointStatus.VALIDATION_TIMEOUT
             logger.warning(
-                "the validation of checkpoint %s took %.1f s, longer than its timeout_s=%g, and does not count; in this "
-                "process it cannot be interrupted",
+                "the validation of checkpoint %s took %.1f s, longer than its timeout_s=%g, and does not count; in "
+                "this process it cannot be interrupted",
                 record.name,
                 taken,
                 limit,
@@ -255,4 +259,3 @@ class StoredCheckpoints:
         if failure is not None:
             failure.add_note("raised by the upload of an earlier ASYNC report, and told by the next call")
             raise failure
-

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 __all__ = ["TaskQueue"]
 
-Task: TypeAlias = Callable[[], None]
+Task: TypeAlias = Callable[[], object]
 
 
 class TaskQueue:

@@ -12,10 +12,10 @@ from turnout.checkpoint import Checkpoint, ReportedCheckpoint
 from turnout.checks import check_file_name, refused
 from turnout.config import CheckpointConsistencyMode, CheckpointUploadMode, PreemptionInfo, ValidationTaskConfig
 from turnout.errors import CheckpointNotFoundError, UsageError
-from turnout.session.checkpoints import CheckpointReport, Checkpoints, Saved
+from turnout.session.checkpoints import CheckpointReport, Checkpoints
 from turnout.session.collective import ChannelCollective, Collective, SoloCollective
 from turnout.session.context import TrainContext
-from turnout.session.events import Reported
+from turnout.session.events import Reported, Saved
 from turnout.session.metrics import plain_metrics
 from turnout.session.outbox import Outbox
 

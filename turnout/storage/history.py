@@ -32,7 +32,7 @@ from turnout.storage.location import StorageLocation
 from turnout.storage.record import checksum_of
 from turnout.storage.run_folder import Attempt, RunFolder
 
-__all__ = ["HistoryRow", "MetricsHistory", "history_dataframe", "read_history"]
+__all__ = ["HistoryRow", "MetricsHistory", "history_dataframe", "last_metrics", "read_history"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class HistoryRow:
     """One report of one rank.
 
     Args:
-        index: which report of the run it is, as the caller counts them.
+        index: which report of its attempt it is, from 0.
         rank: the world rank.
         attempt: that made it.
         time: when, in seconds since the epoch.
@@ -205,7 +205,7 @@ def history_dataframe(run: RunFolder, *, rank: int = 0) -> Any:  # Any: a pandas
     """One rank's reports that count, as a `pandas.DataFrame`: a column for each metric, nested ones with ``/``.
 
     A report counts unless a later attempt went back behind it: of an older attempt's rows only those up to the
-    checkpoint that the next one resumed from are shown. The frame's index is the report's.
+    checkpoint that the next one resumed from are shown. The frame's index counts the reports that are shown.
 
     Args:
         run: the run.
@@ -216,18 +216,25 @@ def history_dataframe(run: RunFolder, *, rank: int = 0) -> Any:  # Any: a pandas
     info = run.info()
     rows = _counting(read_history(run), info.attempts if info else ())
     columns: dict[str, list[Any]] = {}  # Any: a metric is whatever JSON can hold
-    index: list[int] = []
+    length = 0
     for row in rows:
         if row.rank != rank:
             continue
         for key, value in _flattened(row.metrics):
             column = columns.setdefault(key, [])
-            column.extend([None] * (len(index) - len(column)))
+            column.extend([None] * (length - len(column)))
             column.append(value)
-        index.append(row.index)
+        length += 1
     for column in columns.values():
-        column.extend([None] * (len(index) - len(column)))
-    return pd.DataFrame(columns, index=pd.Index(index, name="report", dtype="int64"))
+        column.extend([None] * (length - len(column)))
+    return pd.DataFrame(columns, index=pd.RangeIndex(length, name="report"))
+
+
+def last_metrics(run: RunFolder) -> dict[str, Any] | None:  # Any: a metric is whatever JSON can hold
+    """Rank 0's last report that counts; None if there is none."""
+    info = run.info()
+    rows = _counting(read_history(run), info.attempts if info else ())
+    return next((row.metrics for row in reversed(rows) if row.rank == 0), None)
 
 
 def _counting(rows: Iterable[HistoryRow], attempts: Iterable[Attempt]) -> list[HistoryRow]:

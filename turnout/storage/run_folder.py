@@ -75,6 +75,7 @@ class RunInfo:
         spec: a summary of what was asked for, for people to read.
         created: when, in seconds since the epoch.
         status: ``"RUNNING"``, or how the last attempt ended.
+        error: what it ended with, as text; None unless it failed.
         attempts: oldest first.
     """
 
@@ -83,6 +84,7 @@ class RunInfo:
     spec: dict[str, Any] = field(default_factory=dict)  # Any: whatever JSON can hold
     created: float
     status: str = "RUNNING"
+    error: str | None = None
     attempts: tuple[Attempt, ...] = ()
 
 
@@ -214,7 +216,7 @@ class RunFolder:
         info = self.info() or self.create({})
         number = max((each.number for each in info.attempts), default=-1) + 1
         attempts = (*info.attempts, Attempt(number=number, cause=cause, time=time.time()))
-        self._write(replace(info, attempts=attempts, status="RUNNING"))
+        self._write(replace(info, attempts=attempts, status="RUNNING", error=None))
         failpoint("run.after_attempt")
         return number
 
@@ -251,9 +253,9 @@ class RunFolder:
                 f"nothing any more; this process should end ({self.location})"
             )
 
-    def finish(self, status: str) -> None:
-        """Say how the run ended: ``"FINISHED"``, ``"ERRORED"``, ``"ABORTED"``."""
-        self._write(replace(self._require(), status=status))
+    def finish(self, status: str, error: str | None = None) -> None:
+        """Say how the run ended: ``"FINISHED"``, ``"ERRORED"``, ``"ABORTED"``, and with which error."""
+        self._write(replace(self._require(), status=status, error=error))
 
     # -- within
 

@@ -31,6 +31,11 @@ class BoundTrainFn:
     takes_config: bool
     config: Any = None  # Any: the user's own
 
+    @property
+    def name(self) -> str:
+        """The function's, for people to read."""
+        return getattr(self.function, "__qualname__", None) or repr(self.function)
+
     def __call__(self) -> Any:  # Any: the user's own return value
         """Call the function; what it changes in its configuration does not outlive the call, as on another process."""
         return self.function(_copied(self.config)) if self.takes_config else self.function()
