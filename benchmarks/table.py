@@ -1,0 +1,16 @@
+"""The table of benchmarks, in the order in which they run; a new one is added here."""
+
+from __future__ import annotations
+
+from benchmarks.cases import import_time, memory, report_call, training_loop, whole_process
+from benchmarks.harness import Benchmark
+
+__all__ = ["BENCHMARKS"]
+
+BENCHMARKS: tuple[Benchmark, ...] = (
+    import_time.BENCHMARK,
+    whole_process.BENCHMARK,
+    report_call.BENCHMARK,
+    training_loop.BENCHMARK,
+    memory.BENCHMARK,
+)
