@@ -273,7 +273,7 @@ def test_an_upload_function_stores_in_turnouts_place(local_run: RunFolder, tmp_p
     record = save(local_run, folder_with(tmp_path / "given", FILES), 0, upload_fn=store)
     assert contents(local_run.checkpoints / record.name) == FILES
     assert {entry.checksum for entry in record.files} == {None}
-    with pytest.raises(CheckpointError, match="checkpoint_upload_fn returned"):
+    with pytest.raises(UsageError, match="checkpoint_upload_fn returned"):
         save(local_run, folder_with(tmp_path / "given", FILES), 1, upload_fn=lambda checkpoint, name: checkpoint)
 
 

@@ -341,7 +341,7 @@ class _Commit:
             return upload(files, targets, folder, rank=self.meeting.rank, move=request.move)
         stored = request.upload_fn(checkpoint, self.name)
         if not isinstance(stored, Checkpoint) or stored != Checkpoint(folder.path, folder.filesystem):
-            raise CheckpointError(
+            raise UsageError(
                 f"checkpoint_upload_fn returned {stored!r}; it must store the files in {folder} and return a handle to "
                 "that folder: Checkpoint(storage.checkpoint_path(dir_name))"
             )

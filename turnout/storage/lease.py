@@ -249,7 +249,7 @@ class Lease:
         if not self.run.location.is_local:
             yield
             return
-        handle = os.open(self.run.location.path, os.O_RDONLY | os.O_DIRECTORY)
+        handle = self.run.location._do("lock", lambda: os.open(self.run.location.path, os.O_RDONLY | os.O_DIRECTORY))
         try:
             with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX)
