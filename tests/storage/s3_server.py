@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -64,5 +65,6 @@ def _refuse(start_response: StartResponse, status: str, code: str, text: str) ->
 
 if __name__ == "__main__":
     server = make_server("127.0.0.1", 0, Moody(DomainDispatcherApplication(create_backend_app)), threaded=True)
-    print(server.server_port, flush=True)
+    sys.stdout.write(f"{server.server_port}\n")
+    sys.stdout.flush()
     server.serve_forever()

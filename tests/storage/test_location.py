@@ -99,7 +99,7 @@ def test_a_file_where_a_folder_is_meant_is_refused(storage: StorageLocation) -> 
     (storage / "file").put(b"x")
     for place in (storage / "file", storage / "file/below"):
         if storage.is_local or place.name == "file":
-            with pytest.raises(StorageError, match="file.*a file stands where a folder is meant"):
+            with pytest.raises(StorageError, match=r"file.*a file stands where a folder is meant"):
                 place.check_writable()
 
 

@@ -7,9 +7,10 @@ go to numbered segments, ``metrics-000000.jsonl`` and on, of which the last is p
 
 A line is ``[index, rank, attempt, time, checkpoint, metrics]`` in Python's JSON, which keeps NaN and infinities.
 
-The sealed file has a column for each metric whose values are all of one simple kind, named with ``/`` where nested; all
-else stands as JSON in the column ``metrics_json``, so that a key that changes its type breaks nothing. It also says
-which part of the line files it holds, so that a crash before they are removed counts no row twice.
+The sealed file has a column for each metric whose values are all of one simple kind, named with ``/`` where nested; an
+int among floats comes back as a float. All else stands as JSON in the column ``metrics_json``, so that a key that
+changes its type breaks nothing. The file also says which part of the line files it holds, so that a crash before they
+are removed counts no row twice.
 """
 
 from __future__ import annotations
