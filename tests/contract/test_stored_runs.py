@@ -78,7 +78,7 @@ def test_d02_an_existing_run_is_refused_before_the_function_is_entered(track: Tr
     def never() -> None:
         raise AssertionError("entered")
 
-    with pytest.raises(UsageError, match="run 'run' exists already.*'resume'.*'overwrite'"):
+    with pytest.raises(UsageError, match=r"run 'run' exists already.*'resume'.*'overwrite'"):
         track.fit(never, run_config=stored(tmp_path, on_existing="error"))
 
 
