@@ -70,7 +70,7 @@ def accuracy(model: nn.Module, data: TensorDataset) -> float:
     """The share of images that the model reads right."""
     model.eval()
     images, labels = (tensor.to(get_device()) for tensor in data.tensors)
-    return (model(images).argmax(dim=1) == labels).float().mean().item()
+    return float((model(images).argmax(dim=1) == labels).float().mean())
 
 
 def main() -> Result:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from turnout.checks import check_mapping, check_text, refused
 from turnout.errors import CheckpointNotFoundError
-from turnout.filesystem import arrow_filesystem, resolve_uri
+from turnout.filesystem import arrow_filesystem, download, kind_of, local_filesystem, resolve_uri
 from turnout.shared_download import shared_download
 
 __all__ = ["METADATA_FILE", "Checkpoint", "ReportedCheckpoint", "ReportedCheckpointStatus"]
@@ -71,11 +71,7 @@ class Checkpoint:
     @property
     def filesystem(self) -> Any:  # Any: pyarrow has no types
         """The `pyarrow.fs.FileSystem` that the folder lies on."""
-        if self._filesystem is not None:
-            return self._filesystem
-        import pyarrow.fs
-
-        return pyarrow.fs.LocalFileSystem()
+        return local_filesystem() if self._filesystem is None else self._filesystem
 
     @property
     def is_local(self) -> bool:
@@ -100,10 +96,7 @@ class Checkpoint:
         if self._filesystem is None:
             shutil.copytree(self._path, target, dirs_exist_ok=True)
         else:
-            import pyarrow.fs
-
-            os.makedirs(target, exist_ok=True)
-            pyarrow.fs.copy_files(self._path, target, source_filesystem=self._filesystem)
+            download(self._filesystem, self._path, target)
         return target
 
     @contextlib.contextmanager
@@ -178,10 +171,8 @@ class Checkpoint:
         if self._filesystem is None:
             found, is_folder = os.path.exists(self._path), os.path.isdir(self._path)
         else:
-            import pyarrow.fs
-
-            kind = self._filesystem.get_file_info(self._path).type
-            found, is_folder = kind != pyarrow.fs.FileType.NotFound, kind == pyarrow.fs.FileType.Directory
+            kind = kind_of(self._filesystem, self._path)
+            found, is_folder = kind != "", kind == "folder"
         if not is_folder:
             reason = "is a file; a checkpoint is a folder: put the file into one" if found else "does not exist"
             raise CheckpointNotFoundError(f"{self!r}: {self._path} {reason}")

@@ -322,7 +322,7 @@ class RunConfig(_Config):
     """
 
     name: str | None = None
-    storage_path: str | None = None
+    storage_path: str | os.PathLike[str] | None = None
     storage_filesystem: Any = None  # Any: pyarrow's or fsspec's; neither is imported for it
     failure_config: FailureConfig | None = None
     checkpoint_config: CheckpointConfig | None = None

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from turnout.errors import MissingDependencyError, StorageError
 
-__all__ = ["arrow_filesystem", "local_filesystem", "redacted", "resolve_uri"]
+__all__ = ["arrow_filesystem", "download", "kind_of", "local_filesystem", "redacted", "resolve_uri"]
 
 # A wrong endpoint must fail within seconds, while a storage that takes ten seconds to answer must not.
 _S3_CONNECT_TIMEOUT_S = 3.0
@@ -46,6 +46,20 @@ def local_filesystem() -> Any:  # Any: pyarrow has no types
     import pyarrow.fs
 
     return pyarrow.fs.LocalFileSystem()
+
+
+def kind_of(filesystem: Any, path: str) -> str:  # Any: pyarrow has no types
+    """What stands at ``path`` of a remote filesystem: ``"file"``, ``"folder"``, or ``""`` for nothing."""
+    info = filesystem.get_file_info(path)
+    return "file" if info.is_file else "" if str(info.type).endswith("NotFound") else "folder"
+
+
+def download(filesystem: Any, path: str, target: str) -> None:  # Any: pyarrow has no types
+    """Copy a folder of a remote filesystem into a local one, which is made if need be."""
+    import pyarrow.fs
+
+    os.makedirs(target, exist_ok=True)
+    pyarrow.fs.copy_files(path, target, source_filesystem=filesystem)
 
 
 def arrow_filesystem(filesystem: Any) -> Any:  # Any: pyarrow has no types
