@@ -125,6 +125,8 @@ class StorageKeeper:
             resumed = newest_verified(run, self._verify_level())
             run.set_resume_point(resume_point(resumed))
             records = committed(run)
+            if len(records) < len(run.folder_names()):
+                remove_superseded(run)  # what a run that replaced another could not remove before it was killed
             index = next_index(records, run.info())
         self._retention = Retention(run, self._config, records)
         self._resumed_from = None if resumed is None else resumed.name
@@ -161,7 +163,9 @@ class StorageKeeper:
         if self._replaces:
             self._replaces = False
             self._run.set_resume_point(ResumePoint())
-            self._tasks.submit(_RETENTION, lambda: _logged(self._run.name, remove_superseded(self._run)))
+            # At once and not in the background: the next commit may have the name of one that is removed.
+            removed = remove_superseded(self._run)
+            logger.info("run %r replaces an older one: %d checkpoints are removed", self._run.name, len(removed))
         record, retention, attempt = saved.record, self._retention, self._attempt
         if record is not None and self._config.num_to_keep is not None:
             self._tasks.submit(_RETENTION, lambda: self._retain(record, retention, attempt))
@@ -255,10 +259,6 @@ class StorageKeeper:
         logger.error("%s", error)
         self._lost = error
         self._controller.abort(str(error), grace_s=0.0)
-
-
-def _logged(run: str, removed: list[str]) -> None:
-    logger.info("run %r replaces an older one, whose checkpoints are removed: %s", run, ", ".join(removed))
 
 
 def _summary_of(spec: RunSpec) -> dict[str, Any]:
