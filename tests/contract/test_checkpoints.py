@@ -119,7 +119,7 @@ def test_a_wrong_consistency_mode_is_refused(track: Track) -> None:
 def test_a_checkpoint_name_that_was_given_before_is_refused_and_the_first_is_untouched(track: Track) -> None:
     def train() -> str:
         report_folder({}, {"model": "first"}, checkpoint_dir_name="epoch-1")
-        with pytest.raises(UsageError, match="checkpoint_dir_name='epoch-1' was given before"):
+        with pytest.raises(UsageError, match="checkpoint_dir_name='epoch-1' was given already"):
             report_folder({}, {"model": "second"}, checkpoint_dir_name="epoch-1")
         checkpoint = turnout.get_checkpoint()
         assert checkpoint is not None

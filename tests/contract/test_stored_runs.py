@@ -188,12 +188,33 @@ def test_the_storage_handle_gives_a_place_for_files_that_are_written_there(track
 def test_a_name_that_a_commit_has_is_refused_and_the_first_is_untouched(track: Track, tmp_path: Path) -> None:
     def train() -> None:
         report_folder({}, {"model": "first"}, checkpoint_dir_name="epoch-1")
-        with pytest.raises(UsageError, match="'epoch-1' already"):
+        with pytest.raises(UsageError, match="'epoch-1' was given already"):
             report_folder({}, {"model": "second"}, checkpoint_dir_name="epoch-1")
         turnout.report({"after": 1})
 
     result = track.fit(train, run_config=stored(tmp_path))
     assert text_in(result.checkpoint, "model") == "first"
+
+
+def test_a_name_is_refused_again_even_when_retention_has_removed_the_first(track: Track, tmp_path: Path) -> None:
+    def train() -> None:
+        for name in ("a", "b"):
+            report_folder({}, {"model": name}, checkpoint_dir_name=name)
+        with pytest.raises(UsageError, match="'a' was given already"):
+            report_folder({}, {"model": "again"}, checkpoint_dir_name="a")
+
+    result = track.fit(train, run_config=stored(tmp_path, checkpoint_config=CheckpointConfig(num_to_keep=1)))
+    assert text_in(result.checkpoint, "model") == "b"
+
+
+def test_a_name_that_an_earlier_attempt_has_committed_is_refused(track: Track, tmp_path: Path) -> None:
+    def train() -> None:
+        report_folder({}, {"model": "m"}, checkpoint_dir_name="epoch-1")
+        raise RuntimeError("does not look at get_checkpoint()")
+
+    run_config = stored(tmp_path, failure_config=FailureConfig(max_failures=1))
+    with pytest.raises(UsageError, match="'epoch-1' already, of attempt 0"):
+        track.fit(train, run_config=run_config)
 
 
 def test_the_run_folder_itself_is_refused_as_a_checkpoint(track: Track, tmp_path: Path) -> None:

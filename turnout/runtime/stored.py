@@ -116,6 +116,7 @@ class StorageKeeper:
     def begin_attempt(self, cause: str) -> AttemptPlan:
         """Take the next number, and find what to go on from."""
         run = self._run
+        self._tasks.drain()  # what the attempt before has left to remove must not meet what this one writes
         self._attempt = run.begin_attempt(cause)
         self._num_reports = 0
         clean_uncommitted(run)

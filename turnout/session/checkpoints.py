@@ -92,7 +92,7 @@ class InMemoryCheckpoints:
         """
         if report.dir_name is not None and report.dir_name in self._names:
             raise UsageError(
-                f"report(): checkpoint_dir_name={report.dir_name!r} was given before in this run; "
+                f"report(): checkpoint_dir_name={report.dir_name!r} was given already in this run; "
                 "give each checkpoint a name of its own, or leave the naming to Turnout"
             )
         self._warn_of_ignored(report)

@@ -94,6 +94,7 @@ class StoredCheckpoints:
         self._owns_uploads = plan.uploads is None
         self._index = plan.next_index
         self._latest = plan.resume_from
+        self._names: set[str] = set()
 
     def save(self, report: CheckpointReport) -> Saved:
         """Commit the report's checkpoint, or take its files and commit them in the background.
@@ -106,6 +107,7 @@ class StoredCheckpoints:
         self._raise_earlier_failure()
         validation = self._validation_of(report)
         self._check_mode(report)
+        self._check_name(report.dir_name)
         delete = report.delete_local
         if delete is None:
             delete = report.upload_mode.default_delete_local_checkpoint_after_upload()
@@ -190,6 +192,8 @@ class StoredCheckpoints:
             saved = self._commit(later, validation)
             self._outbox.publish(Committed(self._collective.rank, saved))
 
+        if request.dir_name is not None:
+            self._names.add(request.dir_name)
         self._uploads.submit(_UPLOAD, upload, max_pending=self._plan.config.max_pending_uploads)
         return Saved(checkpoint_of(run.checkpoint_path(name)), is_committed=False, validation=validation)
 
@@ -199,6 +203,8 @@ class StoredCheckpoints:
         assert record is not None, "this rank brought a checkpoint"
         checkpoint = checkpoint_of(run.checkpoints / record.name)
         self._latest = checkpoint
+        if request.dir_name is not None:
+            self._names.add(request.dir_name)
         if validation is not None and self._plan.validates_here:
             record = self._validated(checkpoint, record, validation)
         return Saved(checkpoint, is_committed=True, record=record, validation=validation)
@@ -252,6 +258,14 @@ class StoredCheckpoints:
             raise UsageError(
                 "report(): with NO_UPLOAD the files are the checkpoint; delete_local_checkpoint_after_upload=True "
                 "would remove it"
+            )
+
+    def _check_name(self, name: str | None) -> None:
+        """Refuse a name twice, also where retention has removed the first: it may be at that right now."""
+        if name is not None and name in self._names:
+            raise UsageError(
+                f"report(): checkpoint_dir_name={name!r} was given already in this run; give each checkpoint a name of "
+                "its own, or leave the naming to Turnout"
             )
 
     def _raise_earlier_failure(self) -> None:
