@@ -4,13 +4,17 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check bench format clean
+.PHONY: demo test check chaos bench format clean
 
 demo: $(READY)
 	$(BIN)/python examples/digits.py
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --ignore tests/crash
+
+# The crash suite alone; `make test` leaves it out.
+chaos: $(READY)
+	$(BIN)/python -m pytest tests/crash
 
 check: $(READY)
 	$(BIN)/ruff format --check .

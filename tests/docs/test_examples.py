@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from turnout.environment import VARIABLES
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -30,20 +32,48 @@ def test_digits_reads_held_out_digits() -> None:
     assert "Next:" in output
 
 
+def test_resume_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+    command = ("examples/resume.py", "--storage-path", str(tmp_path), "--seconds-per-step", "0", "--steps", "5")
+    killed = subprocess.run([sys.executable, *command, "--kill-at", "3"], cwd=ROOT, capture_output=True, text=True)
+    assert killed.returncode == -9
+    assert killed.stdout.splitlines()[-1] == "step 3: kill -9"
+    output = run(*command)
+    assert output.startswith("goes on from step 3\nstep 3: accuracy")
+    assert "finished: {'step': 4" in output
+
+
 def programs(document: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
 
 
-README = programs("README.md")
+DOCUMENTS = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
+PROGRAMS = [
+    pytest.param(program, id=f"{document}-{number}")
+    for document in DOCUMENTS
+    for number, program in enumerate(programs(document))
+]
 
 
-@pytest.mark.parametrize("number", range(len(README)))
-def test_a_program_of_the_readme_runs_as_it_stands(number: int, tmp_path: Path) -> None:
-    name = "test_readme.py" if "def test_" in README[number] else "program.py"
-    (tmp_path / name).write_text(README[number])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_of_a_document_runs_as_it_stands(program: str, tmp_path: Path) -> None:
+    name = "test_program.py" if "def test_" in program else "program.py"
+    (tmp_path / name).write_text(program)
     arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", name) if name.startswith("test_") else (name,)
     run(*arguments, cwd=tmp_path)
 
 
-def test_the_readme_has_programs() -> None:
-    assert len(README) >= 2
+def test_the_documents_have_programs() -> None:
+    assert len(programs("README.md")) >= 2
+    assert len(programs("docs/checkpoints.md")) >= 1
+
+
+def test_the_page_of_environment_variables_is_made_from_the_table() -> None:
+    rows = [f"| `{each.name}` | {each.kind} | {each.default} | {each.meaning} |" for each in VARIABLES]
+    page = (ROOT / "docs" / "environment.md").read_text()
+    assert "\n".join(rows) in page
+
+
+def test_every_link_of_a_document_to_a_file_leads_somewhere() -> None:
+    for document in [*DOCUMENTS, "ARCHITECTURE.md", "CHANGELOG.md"]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text()):
+            assert (ROOT / document).parent.joinpath(target).exists(), f"{document}: {target}"
