@@ -366,6 +366,32 @@ def test_a_validation_that_fails_ends_nothing(track: Track, tmp_path: Path, capl
     assert "no such metric" in caplog.text
 
 
+def test_a_validation_that_was_cut_off_is_made_up_for(track: Track, tmp_path: Path) -> None:
+    def interrupted(checkpoint: Checkpoint, factor: int = 1) -> dict[str, int]:
+        raise KeyboardInterrupt
+
+    task = ValidationTaskConfig(fn_kwargs={"factor": 10})
+    train = lambda: report_folder({"i": 0}, {"step": "3"}, validation=task)
+    with pytest.raises(KeyboardInterrupt):
+        track.fit(train, run_config=stored(tmp_path), validation_config=ValidationConfig(interrupted))
+
+    def statuses() -> list[Any]:
+        return [(each.metrics, each.status) for each in turnout.get_all_reported_checkpoints()]
+
+    result = track.fit(statuses, run_config=stored(tmp_path), validation_config=ValidationConfig(score))
+    assert result.return_value == [({"i": 0, "score": 30}, ReportedCheckpointStatus.VALIDATED)]
+
+
+def test_arguments_of_a_validation_that_cannot_be_kept_are_refused(track: Track, tmp_path: Path) -> None:
+    task = ValidationTaskConfig(fn_kwargs={"model": object()})
+    with pytest.raises(UsageError, match="fn_kwargs.*JSON can hold.*'model'"):
+        track.fit(
+            lambda: report_folder({}, {"m": ""}, validation=task),
+            run_config=stored(tmp_path),
+            validation_config=ValidationConfig(score),
+        )
+
+
 def test_validation_without_a_validation_config_is_refused(track: Track, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="validation_config=ValidationConfig"):
         track.fit(lambda: report_folder({}, {"m": ""}, validation=True), run_config=stored(tmp_path))

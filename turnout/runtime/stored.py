@@ -16,6 +16,7 @@ from turnout.runtime.keeping import AttemptPlan, Kept
 from turnout.session.events import Saved
 from turnout.session.stored_checkpoints import StoredPlan
 from turnout.session.task_queue import TaskQueue
+from turnout.session.validation import validate
 from turnout.storage import (
     CommitRecord,
     Lease,
@@ -33,6 +34,7 @@ from turnout.storage import (
     next_index,
     remove_superseded,
     resume_point,
+    update_record,
 )
 
 __all__ = ["StorageKeeper"]
@@ -129,7 +131,7 @@ class StorageKeeper:
             if len(records) < len(run.folder_names()):
                 remove_superseded(run)  # what a run that replaced another could not remove before it was killed
             index = next_index(records, run.info())
-        self._retention = Retention(run, self._config, records)
+        self._retention = Retention(run, self._config, self._validated(records))
         self._resumed_from = None if resumed is None else resumed.name
         if resumed is not None:
             self._newest = checkpoint_of(run.checkpoints / resumed.name)
@@ -236,6 +238,20 @@ class StorageKeeper:
             protected |= {self._resumed_from} if self._resumed_from else set()
         if self._lost is None and self._run.current_attempt() == attempt:
             retention.apply(protected)
+
+    def _validated(self, records: list[CommitRecord]) -> list[CommitRecord]:
+        """Make up for validations that a crash has cut off; without a validation to run they count as failed."""
+        config, done = self._spec.validation_config, []
+        for record in records:
+            if record.status is not _PENDING:
+                done.append(record)
+            elif config is not None and not self._controller.traits.isolates_workers:
+                logger.info("run %r: validating %s, which was cut off", self._run.name, record.name)
+                done.append(validate(self._run, record, config))
+            else:
+                failed = ReportedCheckpointStatus.VALIDATION_FAILED
+                done.append(update_record(self._run.checkpoints / record.name, status=failed) or record)
+        return done
 
     def _release(self) -> None:
         try:

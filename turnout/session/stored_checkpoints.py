@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import time
 from dataclasses import dataclass, replace
 
 from turnout.checkpoint import Checkpoint, ReportedCheckpoint, ReportedCheckpointStatus
@@ -18,16 +17,14 @@ from turnout.config import (
 )
 from turnout.errors import UsageError
 from turnout.failpoints import failpoint
-from turnout.session.activation import outside
 from turnout.session.checkpoints import CheckpointReport
 from turnout.session.collective import Collective
 from turnout.session.events import Committed, Saved
-from turnout.session.metrics import plain_metrics
 from turnout.session.outbox import Outbox
 from turnout.session.run_storage import RunStorage
 from turnout.session.task_queue import TaskQueue
+from turnout.session.validation import remembered_task, task_of, validate
 from turnout.storage import (
-    CommitRecord,
     CommitRequest,
     RunFolder,
     checkpoint_name,
@@ -36,7 +33,6 @@ from turnout.storage import (
     committed,
     reported,
     stage,
-    update_record,
 )
 
 __all__ = ["StoredCheckpoints", "StoredPlan"]
@@ -44,6 +40,7 @@ __all__ = ["StoredCheckpoints", "StoredPlan"]
 logger = logging.getLogger(__name__)
 
 _UPLOAD = "upload"
+_PENDING = ReportedCheckpointStatus.PENDING_VALIDATION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +117,8 @@ class StoredCheckpoints:
             move=delete,
             in_place=report.upload_mode is CheckpointUploadMode.NO_UPLOAD,
             upload_fn=report.upload_fn,
-            status=ReportedCheckpointStatus.COMMITTED
-            if validation is None
-            else ReportedCheckpointStatus.PENDING_VALIDATION,
+            status=ReportedCheckpointStatus.COMMITTED if validation is None else _PENDING,
+            extra={} if validation is None else remembered_task(validation),
         )
         self._index += 1
         if report.upload_mode is CheckpointUploadMode.ASYNC:
@@ -206,34 +202,9 @@ class StoredCheckpoints:
         if request.dir_name is not None:
             self._names.add(request.dir_name)
         if validation is not None and self._plan.validates_here:
-            record = self._validated(checkpoint, record, validation)
+            assert self._plan.validation_config is not None, "a validation was asked for"
+            record = validate(run, record, self._plan.validation_config)
         return Saved(checkpoint, is_committed=True, record=record, validation=validation)
-
-    def _validated(self, checkpoint: Checkpoint, record: CommitRecord, task: ValidationTaskConfig) -> CommitRecord:
-        """Validate in line, and merge the outcome into the record; a validation that fails ends nothing."""
-        config = self._plan.validation_config
-        assert config is not None
-        defaults = config.task_config or ValidationTaskConfig()
-        limit = task.timeout_s if task.timeout_s is not None else defaults.timeout_s
-        metrics, status = None, ReportedCheckpointStatus.VALIDATION_FAILED
-        started = time.monotonic()
-        try:
-            with outside():
-                returned = config.fn(checkpoint, **{**(defaults.fn_kwargs or {}), **(task.fn_kwargs or {})})
-            metrics, status = plain_metrics(returned), ReportedCheckpointStatus.VALIDATED
-        except Exception:
-            logger.exception("the validation of checkpoint %s failed; training goes on", record.name)
-        taken = time.monotonic() - started
-        if limit is not None and taken > limit:
-            metrics, status = None, ReportedCheckpointStatus.VALIDATION_TIMEOUT
-            logger.warning(
-                "the validation of checkpoint %s took %.1f s, longer than its timeout_s=%g, and does not count; in "
-                "this process it cannot be interrupted",
-                record.name,
-                taken,
-                limit,
-            )
-        return update_record(self._plan.run.checkpoints / record.name, metrics=metrics, status=status) or record
 
     def _name_of(self, report: CheckpointReport) -> str | None:
         is_first = self._plan.marks_names and self._index == self._plan.next_index
@@ -246,7 +217,7 @@ class StoredCheckpoints:
             raise refused(
                 "report(): validation", report.validation, "needs a trainer with validation_config=ValidationConfig(fn)"
             )
-        return ValidationTaskConfig() if report.validation is True else report.validation
+        return task_of(self._plan.validation_config, report.validation)
 
     @staticmethod
     def _check_mode(report: CheckpointReport) -> None:
