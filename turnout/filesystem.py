@@ -51,7 +51,7 @@ def local_filesystem() -> Any:  # Any: pyarrow has no types
 def kind_of(filesystem: Any, path: str) -> str:  # Any: pyarrow has no types
     """What stands at ``path`` of a remote filesystem: ``"file"``, ``"folder"``, or ``""`` for nothing."""
     info = filesystem.get_file_info(path)
-    return "file" if info.is_file else "" if str(info.type).endswith("NotFound") else "folder"
+    return "file" if info.is_file else "" if info.type.name == "NotFound" else "folder"
 
 
 def download(filesystem: Any, path: str, target: str) -> None:  # Any: pyarrow has no types
