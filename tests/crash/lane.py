@@ -8,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +54,8 @@ class Told:
 
     entered: list[int]
     begun: set[int]
+    taken: int
+    """The newest step whose report has returned in any mode; -1 if none is."""
     returned: int
     """The newest step that is known to be committed, with all before it; -1 if none is."""
     errors: list[str]
@@ -151,18 +154,11 @@ class Lane:
 
     def told(self) -> Told:
         """Read the notes."""
-        words: dict[str, list[str]] = defaultdict(list)
-        with suppress(FileNotFoundError):
-            for line in Path(self.plan.notes).read_text().splitlines():
-                word, _, rest = line.partition(" ")
-                words[word].append(rest)
-        return Told(
-            entered=[int(each) for each in words["entered"]],
-            begun={int(each) for each in words["begun"]},
-            returned=max(map(int, words["returned"]), default=-1),
-            errors=words["error"],
-            left=words["left"],
-        )
+        return read_notes(self.plan.notes)
+
+    def expects(self, newest: int) -> None:
+        """The next life goes on from this step, whatever the last audit found."""
+        self._newest = newest
 
     def audit(self) -> Audit:
         """Read the folder as anyone would; raise if it holds less, or other, than was promised.
@@ -230,6 +226,31 @@ class Lane:
     def _rank(self, step: int) -> tuple[float, int]:
         value = score(step) if self.plan.by_score else float(step)
         return (value if value == value else float("-inf"), step)  # NaN differs from itself
+
+
+def read_notes(path: str) -> Told:
+    """What programs have noted in a file."""
+    words: dict[str, list[str]] = defaultdict(list)
+    with suppress(FileNotFoundError):
+        for line in Path(path).read_text().splitlines():
+            word, _, rest = line.partition(" ")
+            words[word].append(rest)
+    return Told(
+        entered=[int(each) for each in words["entered"]],
+        begun={int(each) for each in words["begun"]},
+        taken=max(map(int, words["taken"]), default=-1),
+        returned=max(map(int, words["returned"]), default=-1),
+        errors=words["error"],
+        left=words["left"],
+    )
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Look again and again, as a file tells nobody that it has come."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.002)
 
 
 def read_remote(folder: StorageLocation) -> dict[str, bytes]:

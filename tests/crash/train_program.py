@@ -6,6 +6,7 @@ It notes, in a file outside of the run's folder that is on the disk before the n
 
     entered <step>      the train function has begun, from the checkpoint of that step; -1 from none
     begun <step>        a checkpoint of that step is about to be reported
+    taken <step>        its report has returned, in whatever mode
     returned <step>     it and all before are committed: a SYNC `report` has returned, or the run was asked and says so
     error <text>        what `fit()` raised
     left <names>        threads and processes that are still there after `fit()`
@@ -150,6 +151,7 @@ def train(plan: Plan, notes: Notes) -> None:
             Checkpoint(folder),
             checkpoint_upload_mode=CheckpointUploadMode.SYNC if is_sync else CheckpointUploadMode.ASYNC,
         )
+        notes.add("taken", step)
         if plan.mode == "ASYNC" and plan.asks and step % 3 == 2:
             turnout.get_all_reported_checkpoints(CheckpointConsistencyMode.COMMITTED)
             is_sync = True
