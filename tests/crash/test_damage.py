@@ -59,7 +59,7 @@ def train(lane: Lane, num_steps: int) -> None:
 
 
 @pytest.mark.parametrize("file", ["model.bin", "optimizer/state.bin", ".turnout.json"])
-@pytest.mark.parametrize("damage", [flip, halve, empty, grow, os.remove])
+@pytest.mark.parametrize("damage", [flip, halve, empty, grow, os.remove, become_folder])
 def test_a_damaged_file_of_the_newest_checkpoint_is_named_and_the_one_before_is_taken(
     lane: Lane, damage: Callable[[Path], None], file: str
 ) -> None:

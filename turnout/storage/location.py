@@ -162,7 +162,7 @@ class StorageLocation:
 
         try:
             return self._try(read, "read")
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except OSError as error:
             if not self.is_local and "does not exist" in str(error).lower() and "bucket" not in str(error).lower():
