@@ -236,6 +236,24 @@ def test_a_move_takes_the_files_by_link_and_removes_the_source(local_run: RunFol
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_move_copies_what_others_may_still_write_to(local_run: RunFolder, tmp_path: Path, staged: bool) -> None:
+    shared = folder_with(tmp_path / "shared", {"base.pt": b"base", "named twice": b"two"})
+    folder = folder_with(tmp_path / "given", {"mine.pt": b"mine"})
+    (folder / "base.pt").symlink_to(shared / "base.pt")
+    (folder / "linked").symlink_to(shared)
+    os.link(shared / "named twice", folder / "named twice")
+    source = Path(stage(local_run, Checkpoint(folder), name="0", rank=0, move=True).path) if staged else folder
+    record = save(local_run, source, 0, move=True, staged=staged)
+    for path in ("base.pt", "named twice"):
+        with open(shared / path, "r+b") as file:
+            file.write(b"xx")
+    place = local_run.checkpoints / record.name
+    assert verify(place, "full") is None
+    assert contents(place)["linked/base.pt"] == b"base"
+    assert (shared / "base.pt").exists()
+
+
 @pytest.mark.parametrize("move", [False, True])
 def test_staged_files_are_committed_later_though_the_source_is_gone(run: RunFolder, tmp_path: Path, move: bool) -> None:
     folder = folder_with(tmp_path / "given", FILES)

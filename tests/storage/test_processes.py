@@ -46,14 +46,15 @@ class Solo:
 
 arm_from_environment()
 run = RunFolder(StorageLocation.open(sys.argv[1]), "run")
-request = CommitRequest(index=1, attempt=0, metrics={}, checkpoint=Checkpoint(sys.argv[2]))
+name = sys.argv[3] if len(sys.argv) > 3 else None
+request = CommitRequest(index=1, attempt=0, metrics={}, checkpoint=Checkpoint(sys.argv[2]), dir_name=name)
 print(commit(run, Solo(), request).name, flush=True)
 """
 
 
-def driver(uri: str, folder: Path, fault: Fault) -> subprocess.Popen[str]:
+def driver(uri: str, folder: Path, fault: Fault, *name: str) -> subprocess.Popen[str]:
     variables = {**os.environ, **environment(fault)}
-    command = [sys.executable, "-c", DRIVER, uri, str(folder)]
+    command = [sys.executable, "-c", DRIVER, uri, str(folder), *name]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
 
 
@@ -82,6 +83,35 @@ def test_a_driver_that_was_stopped_and_replaced_can_commit_no_more_and_says_so(
     assert committed(local_run) == [kept, mine]
     assert all(verify(local_run.checkpoints / each.name, "full") is None for each in committed(local_run))
     assert contents(local_run.checkpoints / mine.name) == FILES
+
+
+@pytest.mark.parametrize(("point", "hit"), [("upload.file", 1), ("upload.file", 2), ("commit.after_upload", 1)])
+@pytest.mark.parametrize("committed_meanwhile", [True, False])
+def test_a_stopped_driver_that_goes_on_spoils_no_checkpoint_of_the_same_name(
+    local_run: RunFolder, tmp_path: Path, point: str, hit: int, committed_meanwhile: bool
+) -> None:
+    theirs = folder_with(tmp_path / "theirs", dict.fromkeys(FILES, b"of the old attempt"))
+    mine = folder_with(tmp_path / "mine", FILES)
+    fault = Fault(point=point, action="stop", on_hit=hit)
+    stopped = driver(local_run.location.parent.path, theirs, fault, "best")
+    os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
+    attempt = local_run.begin_attempt("the driver did not answer")
+    clean_uncommitted(local_run)
+
+    def go_on() -> str:
+        stopped.send_signal(signal.SIGCONT)
+        return stopped.communicate(timeout=50)[1]
+
+    if committed_meanwhile:
+        save(local_run, mine, 1, attempt, dir_name="best")
+        error = go_on()
+    else:
+        error = go_on()
+        save(local_run, mine, 1, attempt, dir_name="best")
+    assert "superseded" in error or "another attempt" in error or "cannot store" in error
+    assert [each.attempt for each in committed(local_run)] == [attempt]
+    assert verify(local_run.checkpoints / "best", "full") is None
+    assert {path: contents(local_run.checkpoints / "best")[path] for path in FILES} == FILES
 
 
 S3_POINTS = [point for point in FAILPOINTS if point.split(".")[0] != "put" and point != "commit.after_release"]

@@ -27,6 +27,8 @@ class SourceFile:
         size: bytes.
         mtime_ns: when it was last changed.
         inode: with the others, what tells whether it has changed since.
+        is_own: whether the folder alone holds it: no symbolic link leads to it, and it has no other name. Only such a
+            file may be taken without copying it, as others may still write to the rest.
     """
 
     path: str
@@ -34,6 +36,7 @@ class SourceFile:
     size: int
     mtime_ns: int
     inode: int
+    is_own: bool = True
 
     @property
     def is_folder(self) -> bool:
@@ -162,7 +165,9 @@ def _parents(path: str) -> Iterator[str]:
         position = path.rfind("/", 0, position)
 
 
-def _scanned(folder: str, prefix: str, around: tuple[tuple[int, int], ...]) -> Iterator[SourceFile]:
+def _scanned(
+    folder: str, prefix: str, around: tuple[tuple[int, int], ...], is_own: bool = True
+) -> Iterator[SourceFile]:
     info = os.stat(folder)
     here = (info.st_dev, info.st_ino)
     if here in around:
@@ -173,18 +178,18 @@ def _scanned(folder: str, prefix: str, around: tuple[tuple[int, int], ...]) -> I
             continue
         empty = False
         source, path = os.path.join(folder, child), prefix + child
+        is_link = os.path.islink(source)
         try:
             info = os.stat(source)
         except OSError as error:
-            broken = os.path.islink(source)
-            reason = (
-                f"a symbolic link to {os.readlink(source)}, which cannot be followed" if broken else "cannot be read"
-            )
+            followed = f"a symbolic link to {os.readlink(source)}, which cannot be followed" if is_link else ""
+            reason = followed or "cannot be read"
             raise CheckpointError(f"{source}: {reason}: {error.strerror}") from error
         if stat.S_ISDIR(info.st_mode):
-            yield from _scanned(source, f"{path}/", (*around, here))
+            yield from _scanned(source, f"{path}/", (*around, here), is_own and not is_link)
         elif stat.S_ISREG(info.st_mode):
-            yield SourceFile(path, source, info.st_size, info.st_mtime_ns, info.st_ino)
+            alone = is_own and not is_link and info.st_nlink == 1
+            yield SourceFile(path, source, info.st_size, info.st_mtime_ns, info.st_ino, alone)
         else:
             raise CheckpointError(f"{source}: {_kind(info.st_mode)} cannot be stored in a checkpoint; remove it")
     if empty and prefix:

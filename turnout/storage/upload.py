@@ -53,14 +53,15 @@ def upload(
         folder: the checkpoint's, made if need be.
         rank: of the caller, for the record.
         move: on one local filesystem, give a file a second name instead of copying it; its owner must not write to it
-            any more. The source stays, and is the caller's to remove.
+            any more. Files that lie elsewhere, or have other names already, are copied. The source stays, and is the
+            caller's to remove.
 
     Raises:
         CheckpointError: a source changed meanwhile.
         StorageError: the storage refused, failed or is full; what was written is removed as far as possible.
     """
     wanted = [(file, targets[file.path]) for file in files if file.path in targets]
-    written: list[str] = []
+    written: dict[str, int] = {}
     folder.make_folder()
     try:
         if folder.is_local:
@@ -68,9 +69,15 @@ def upload(
         else:
             entries = _upload_remote(wanted, folder, rank)
     except BaseException as error:
-        for path in written:
+        for path, inode in written.items():
             with contextlib.suppress(OSError):
-                os.unlink(path)
+                if os.stat(path).st_ino == inode:  # else a newer attempt has put its own file there
+                    os.unlink(path)
+        if isinstance(error, FileExistsError):
+            raise CheckpointError(
+                f"{error.filename2 or error.filename} is there already: another attempt of this run writes the same "
+                "checkpoint; the one of the two that is older cannot commit any more"
+            ) from error
         if isinstance(error, OSError):
             place = StorageLocation(error.filename) if isinstance(error.filename, str) else folder
             if is_full(error):
@@ -116,7 +123,7 @@ def take(files: Sequence[SourceFile], staging: str, *, link: bool) -> list[Sourc
                 os.makedirs(target, exist_ok=True)
             else:
                 os.makedirs(os.path.dirname(target), exist_ok=True)
-                if not (link and _linked(file.source, target)):
+                if not (link and file.is_own and _linked(file.source, target)):
                     _clone(file.source, target)
                 _refuse_changed(file)
             info = os.stat(target)
@@ -132,7 +139,7 @@ def take(files: Sequence[SourceFile], staging: str, *, link: bool) -> list[Sourc
 
 
 def _upload_local(
-    wanted: Sequence[tuple[SourceFile, str]], folder: StorageLocation, rank: int, move: bool, written: list[str]
+    wanted: Sequence[tuple[SourceFile, str]], folder: StorageLocation, rank: int, move: bool, written: dict[str, int]
 ) -> list[FileEntry]:
     root = folder.path
     folders = {os.path.dirname(os.path.join(root, target)) for _, target in wanted} | {root}
@@ -146,8 +153,7 @@ def _upload_local(
             os.makedirs(path, exist_ok=True)
             entries.append(FileEntry(target, 0, None, rank))
         elif file.size >= _LARGE:
-            written.append(path)
-            handle, checksum = _store(file, path, move, rank)
+            handle, checksum = _store(file, path, move, rank, written)
             try:
                 os.fsync(handle)
             finally:
@@ -164,14 +170,13 @@ def _upload_local(
 
 
 def _store_batch(
-    batch: Sequence[tuple[SourceFile, str]], root: str, move: bool, rank: int, written: list[str]
+    batch: Sequence[tuple[SourceFile, str]], root: str, move: bool, rank: int, written: dict[str, int]
 ) -> list[FileEntry]:
     paths = [os.path.join(root, target) for _, target in batch]
-    written.extend(paths)
     handles: list[int] = []
 
     def store(index: int) -> str:
-        handle, checksum = _store(batch[index][0], paths[index], move, rank)
+        handle, checksum = _store(batch[index][0], paths[index], move, rank, written)
         handles.append(handle)
         return checksum
 
@@ -203,10 +208,15 @@ def _mapped(pool: ThreadPoolExecutor, function: Callable[[int], str], items: ran
     return results
 
 
-def _store(file: SourceFile, path: str, move: bool, rank: int) -> tuple[int, str]:
-    """Store a file under its new name; returns a handle to flush and close, and the checksum."""
+def _store(file: SourceFile, path: str, move: bool, rank: int, written: dict[str, int]) -> tuple[int, str]:
+    """Store a file under its new name; returns a handle to flush and close, and the checksum.
+
+    Rank 0 has made way, so that a file that is there is another attempt's, which may have committed it: it is never
+    written into nor replaced.
+    """
     failpoint("upload.file", rank)
-    if move and _linked(file.source, path):
+    if move and file.is_own and _linked(file.source, path):
+        written[path] = file.inode
         target = os.open(path, os.O_RDONLY)
         try:
             return target, checksum_of(_read(target))
@@ -215,7 +225,8 @@ def _store(file: SourceFile, path: str, move: bool, rank: int) -> tuple[int, str
             raise
     source = os.open(file.source, os.O_RDONLY)
     try:
-        target = _created(path)
+        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        written[path] = os.fstat(target).st_ino
         try:
             return target, checksum_of(_copied(source, target, path, rank))
         except BaseException:
@@ -223,16 +234,6 @@ def _store(file: SourceFile, path: str, move: bool, rank: int) -> tuple[int, str
             raise
     finally:
         os.close(source)
-
-
-def _created(path: str) -> int:
-    """A new file: one that stands there may be another name of somebody's, and is not written into."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    try:
-        return os.open(path, flags, 0o666)
-    except FileExistsError:
-        os.unlink(path)
-        return os.open(path, flags, 0o666)
 
 
 def _copied(source: int, target: int, path: str, rank: int) -> Iterator[memoryview]:
@@ -268,12 +269,9 @@ def _write_all(target: int, chunk: memoryview, path: str) -> None:
 
 
 def _linked(source: str, target: str) -> bool:
-    """Whether ``target`` could be made another name of the file that ``source`` is or links to."""
+    """Whether ``target`` could be made another name of the file ``source``."""
     try:
-        os.link(os.path.realpath(source), target)
-    except FileExistsError:
-        os.unlink(target)
-        return _linked(source, target)
+        os.link(source, target)
     except OSError as error:
         if error.errno in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES):
             return False
