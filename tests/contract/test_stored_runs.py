@@ -384,7 +384,7 @@ def test_a_validation_that_was_cut_off_is_made_up_for(track: Track, tmp_path: Pa
 
 def test_arguments_of_a_validation_that_cannot_be_kept_are_refused(track: Track, tmp_path: Path) -> None:
     task = ValidationTaskConfig(fn_kwargs={"model": object()})
-    with pytest.raises(UsageError, match="fn_kwargs.*JSON can hold.*'model'"):
+    with pytest.raises(UsageError, match=r"fn_kwargs.*JSON can hold.*'model'"):
         track.fit(
             lambda: report_folder({}, {"m": ""}, validation=task),
             run_config=stored(tmp_path),

@@ -1,0 +1,94 @@
+"""Handles and results: equal by what they stand for, picklable, and readable as their constructors."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from turnout import (
+    Checkpoint,
+    CheckpointNotFoundError,
+    ReportedCheckpoint,
+    ReportedCheckpointStatus,
+    Result,
+    UsageError,
+    ValidationConfig,
+)
+
+
+def test_a_checkpoint_is_equal_to_another_of_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    spellings = ["c", "./c/", f"{tmp_path}/c", tmp_path / "c", f"file://{tmp_path}/c", "~/c"]
+    assert len({Checkpoint(each) for each in spellings}) == 1
+    assert Checkpoint("c") != Checkpoint("d")
+    assert Checkpoint("c") != "c"
+
+
+def test_a_checkpoint_pickles_and_reads_as_its_constructor(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    assert pickle.loads(pickle.dumps(checkpoint)) == checkpoint
+    assert eval(repr(checkpoint)) == checkpoint
+
+
+@pytest.mark.parametrize("path", ["", "  ", 3, None, b"bytes"])
+def test_what_is_no_path_is_no_checkpoint(path: object) -> None:
+    with pytest.raises(UsageError, match=r"Checkpoint\.path"):
+        Checkpoint(path)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_is_no_path_and_says_what_to_call(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"as_directory\(\).*to_directory\(\)"):
+        open(Checkpoint(tmp_path))
+
+
+def test_a_checkpoint_whose_folder_is_gone_says_so_when_it_is_used(tmp_path: Path) -> None:
+    missing = Checkpoint(tmp_path / "missing")
+    with pytest.raises(CheckpointNotFoundError, match="missing does not exist"):
+        missing.to_directory()
+    with pytest.raises(FileNotFoundError), missing.as_directory():
+        pass
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointNotFoundError, match="put the file into one"):
+        Checkpoint(tmp_path / "file").get_metadata()
+
+
+def test_a_checkpoint_is_copied_where_it_is_asked_for(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "sub").mkdir(parents=True)
+    (source / "sub" / "model").write_text("m")
+    target = Checkpoint(source).to_directory(tmp_path / "target")
+    assert Path(target, "sub", "model").read_text() == "m"
+    with Checkpoint(source).as_directory() as folder:
+        assert folder == str(source)
+
+
+def test_metadata_is_stored_beside_the_files(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    assert checkpoint.get_metadata() == {}
+    checkpoint.set_metadata({"epoch": 1, "tag": "a"})
+    checkpoint.update_metadata({"epoch": 2})
+    assert Checkpoint(tmp_path).get_metadata() == {"epoch": 2, "tag": "a"}
+    with pytest.raises(UsageError, match="JSON cannot hold it"):
+        checkpoint.set_metadata({"x": object()})
+    assert Checkpoint(tmp_path).get_metadata() == {"epoch": 2, "tag": "a"}
+
+
+def test_a_result_pickles_and_reads_as_its_constructor(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    result = Result({"loss": 1.0}, checkpoint, best_checkpoints=[(checkpoint, {"loss": 1.0})], return_values=[1, 2])
+    assert pickle.loads(pickle.dumps(result)) == result
+    assert eval(repr(result)) == result
+    assert repr(Result()) == "Result()"
+    assert result != Result()
+
+
+def test_a_reported_checkpoint_pickles(tmp_path: Path) -> None:
+    reported = ReportedCheckpoint(Checkpoint(tmp_path), {"loss": 1.0}, ReportedCheckpointStatus.VALIDATED)
+    assert pickle.loads(pickle.dumps(reported)) == reported
+
+
+def test_a_validation_config_reads_as_its_constructor() -> None:
+    assert repr(ValidationConfig(fn=print)) == f"ValidationConfig(fn={print!r})"
