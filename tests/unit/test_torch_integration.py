@@ -39,8 +39,8 @@ from turnout.integrations.torch import (
 )
 from turnout.session import LocalTrainFnUtils, activated
 from turnout.session.checkpoints import InMemoryCheckpoints
-from turnout.session.outbox import Outbox
 from turnout.session.events import RankInfo, WorkerEvent
+from turnout.session.outbox import Outbox
 
 META = torch.device("meta")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from turnout import (
 def test_a_checkpoint_is_equal_to_another_of_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    spellings = ["c", "./c/", f"{tmp_path}/c", tmp_path / "c", f"file://{tmp_path}/c", "~/c"]
+    spellings: list[str | Path] = ["c", "./c/", f"{tmp_path}/c", tmp_path / "c", f"file://{tmp_path}/c", "~/c"]
     assert len({Checkpoint(each) for each in spellings}) == 1
     assert Checkpoint("c") != Checkpoint("d")
     assert Checkpoint("c") != "c"
@@ -41,7 +42,7 @@ def test_what_is_no_path_is_no_checkpoint(path: object) -> None:
 
 def test_a_checkpoint_is_no_path_and_says_what_to_call(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"as_directory\(\).*to_directory\(\)"):
-        open(Checkpoint(tmp_path))
+        os.fspath(Checkpoint(tmp_path))
 
 
 def test_a_checkpoint_whose_folder_is_gone_says_so_when_it_is_used(tmp_path: Path) -> None:
@@ -91,4 +92,4 @@ def test_a_reported_checkpoint_pickles(tmp_path: Path) -> None:
 
 
 def test_a_validation_config_reads_as_its_constructor() -> None:
-    assert repr(ValidationConfig(fn=print)) == f"ValidationConfig(fn={print!r})"
+    assert repr(ValidationConfig(fn=dict)) == "ValidationConfig(fn=<class 'dict'>)"
