@@ -1,6 +1,6 @@
 """Train a small network to read handwritten digits: one function, which no track needs changed.
 
-    python examples/digits.py
+python examples/digits.py
 """
 
 from __future__ import annotations

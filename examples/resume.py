@@ -1,8 +1,8 @@
 """Kill it, run it again, watch it go on: a run that is known by its name and kept in a folder.
 
-    python examples/resume.py            # press Ctrl-C, or kill -9 it, at any moment
-    python examples/resume.py            # goes on from its newest checkpoint
-    python examples/resume.py --kill-at 5    # kills itself with SIGKILL in the middle of step 5
+python examples/resume.py            # press Ctrl-C, or kill -9 it, at any moment
+python examples/resume.py            # goes on from its newest checkpoint
+python examples/resume.py --kill-at 5    # kills itself with SIGKILL in the middle of step 5
 """
 
 from __future__ import annotations

@@ -37,14 +37,14 @@ def test_pytest_pdb_stops_in_the_users_frame(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(PROGRAM.format(line="raise ValueError('cause')"))
     keys = "p secret\np __name__\nq\n"
     output = run("-m", "pytest", "--pdb", "-p", "no:cacheprovider", "test_it.py", cwd=tmp_path, keys=keys)
-    assert "(Pdb) \"from the user's frame\"" in output
+    assert '(Pdb) "from the user\'s frame"' in output
     assert "-> raise ValueError('cause')" in output
 
 
 def test_a_breakpoint_in_the_function_works(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM.format(line="breakpoint()"))
     output = run("program.py", cwd=tmp_path, keys="p secret\nc\n")
-    assert "(Pdb) \"from the user's frame\"" in output
+    assert '(Pdb) "from the user\'s frame"' in output
     assert output.splitlines()[-1].endswith("False") or "\nFalse\n" in output or "(Pdb) False" in output
 
 
