@@ -148,6 +148,7 @@ def _act(fault: Fault, data: bytes | None) -> bytes | None:
         time.sleep(60)  # the signal is on its way; nothing more may happen here
     elif fault.action == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(0.05)  # another thread may take the signal, and this one would go on for a moment
     elif fault.action == "exit":
         os._exit(1)
     elif fault.action == "delay":
