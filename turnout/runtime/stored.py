@@ -164,6 +164,7 @@ class StorageKeeper:
         """Remember the newest, and have those removed that need not be kept."""
         self._newest = saved.checkpoint
         if self._replaces:
+            self._run.require_current(self._attempt)  # else it would be another's run that is removed
             self._replaces = False
             self._run.set_resume_point(ResumePoint())
             # At once and not in the background: the next commit may have the name of one that is removed.
@@ -230,14 +231,14 @@ class StorageKeeper:
         Args:
             committed_now: what was committed; None at the end of the run, when nothing is resumed from any more.
             retention: of the attempt.
-            attempt: its number. One that has been superseded removes nothing: its choice is no longer its to make.
+            attempt: its number.
         """
         protected = {each.name for each in retention.records if each.status is _PENDING}
         if committed_now is not None:
             retention.remember(committed_now)
             protected |= {self._resumed_from} if self._resumed_from else set()
-        if self._lost is None and self._run.current_attempt() == attempt:
-            retention.apply(protected)
+        if self._lost is None:
+            retention.apply(protected, attempt=attempt)
 
     def _validated(self, records: list[CommitRecord]) -> list[CommitRecord]:
         """Make up for validations that a crash has cut off; without a validation to run they count as failed."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from turnout.checkpoint import Checkpoint, ReportedCheckpoint, ReportedCheckpointStatus
@@ -15,7 +17,7 @@ from turnout.config import (
     ValidationConfig,
     ValidationTaskConfig,
 )
-from turnout.errors import UsageError
+from turnout.errors import StorageError, UsageError
 from turnout.failpoints import failpoint
 from turnout.session.checkpoints import CheckpointReport
 from turnout.session.collective import Collective
@@ -101,31 +103,8 @@ class StoredCheckpoints:
             CheckpointError: the files cannot be stored, or the attempt has been superseded.
             StorageError: the storage refused, failed or is full; also for an earlier report's background commit.
         """
-        self._raise_earlier_failure()
-        validation = self._validation_of(report)
-        self._check_mode(report)
-        self._check_name(report.dir_name)
-        delete = report.delete_local
-        if delete is None:
-            delete = report.upload_mode.default_delete_local_checkpoint_after_upload()
-        request = CommitRequest(
-            index=self._index,
-            attempt=self._plan.attempt,
-            metrics=report.metrics,
-            checkpoint=report.checkpoint,
-            dir_name=self._name_of(report),
-            move=delete,
-            in_place=report.upload_mode is CheckpointUploadMode.NO_UPLOAD,
-            upload_fn=report.upload_fn,
-            status=ReportedCheckpointStatus.COMMITTED if validation is None else _PENDING,
-            extra={} if validation is None else remembered_task(validation),
-        )
-        self._index += 1
-        if report.upload_mode is CheckpointUploadMode.ASYNC:
-            return self._begin(request, delete, validation)
-        self._uploads.drain(_UPLOAD)  # commits keep the order of the reports
-        self._raise_earlier_failure()
-        return self._commit(request, validation)
+        with self._naming_who_superseded():
+            return self._save(report)
 
     def latest(self) -> Checkpoint | None:
         """The newest that is committed, or what the attempt goes on from."""
@@ -158,7 +137,8 @@ class StoredCheckpoints:
             except KeyboardInterrupt as interrupt:
                 self.finish(interrupt)
                 raise
-            self._raise_earlier_failure()
+            with self._naming_who_superseded():
+                self._raise_earlier_failure()
         else:
             limit = self._plan.config.drain_timeout_s
             if not self._uploads.drain(_UPLOAD, limit):
@@ -173,6 +153,33 @@ class StoredCheckpoints:
             self._uploads.close(0.0 if failure is not None else None)
 
     # -- within
+
+    def _save(self, report: CheckpointReport) -> Saved:
+        self._raise_earlier_failure()
+        validation = self._validation_of(report)
+        self._check_mode(report)
+        self._check_name(report.dir_name)
+        delete = report.delete_local
+        if delete is None:
+            delete = report.upload_mode.default_delete_local_checkpoint_after_upload()
+        request = CommitRequest(
+            index=self._index,
+            attempt=self._plan.attempt,
+            metrics=report.metrics,
+            checkpoint=report.checkpoint,
+            dir_name=self._name_of(report),
+            move=delete,
+            in_place=report.upload_mode is CheckpointUploadMode.NO_UPLOAD,
+            upload_fn=report.upload_fn,
+            status=ReportedCheckpointStatus.COMMITTED if validation is None else _PENDING,
+            extra={} if validation is None else remembered_task(validation),
+        )
+        self._index += 1
+        if report.upload_mode is CheckpointUploadMode.ASYNC:
+            return self._begin(request, delete, validation)
+        self._uploads.drain(_UPLOAD)  # commits keep the order of the reports
+        self._raise_earlier_failure()
+        return self._commit(request, validation)
 
     def _begin(self, request: CommitRequest, delete: bool, validation: ValidationTaskConfig | None) -> Saved:
         run, source = self._plan.run, request.checkpoint
@@ -238,6 +245,20 @@ class StoredCheckpoints:
                 f"report(): checkpoint_dir_name={name!r} was given already in this run; give each checkpoint a name of "
                 "its own, or leave the naming to Turnout"
             )
+
+    @contextlib.contextmanager
+    def _naming_who_superseded(self) -> Iterator[None]:
+        """A newer attempt removes what this one writes, which shows as errors of many kinds: tell what is behind them.
+
+        Raises:
+            CheckpointError: in place of the error, if the attempt has been superseded.
+        """
+        try:
+            yield
+        except Exception:
+            with contextlib.suppress(StorageError):
+                self._plan.run.require_current(self._plan.attempt)
+            raise
 
     def _raise_earlier_failure(self) -> None:
         failure = self._uploads.take_failure(_UPLOAD)

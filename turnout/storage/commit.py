@@ -5,7 +5,8 @@
    which of its files it stores, and where.
 3. Every rank stores its files, checksummed as they pass and flushed to disk.
 4. The ranks meet, carrying what they stored.
-5. Rank 0 makes sure that its attempt has not been superseded, and writes the record.
+5. Rank 0 makes sure that its attempt has not been superseded, writes the record, and makes sure again: a newer attempt
+   first takes its number and then looks for records, so that one of the two sees the other.
 6. The ranks meet a last time and are released.
 
 A failure of one rank before the record is carried to the next meeting: all ranks raise, and stay in step. The meetings
@@ -247,7 +248,8 @@ class _Commit:
         """Remove what this commit has written. The ranks are past storing; one that comes late fails for its folder."""
         if self.meeting.rank == 0 and self.may_clean:
             try:
-                remove_checkpoint(self.run_folder.checkpoints / self.name)
+                if self.run_folder.current_attempt() == self.request.attempt:  # else another may have used the name
+                    remove_checkpoint(self.run_folder.checkpoints / self.name)
             except StorageError as error:
                 logger.warning("the next attempt has to remove what is left of checkpoint %s: %s", self.name, error)
 
@@ -370,14 +372,10 @@ class _Commit:
             extra=request.extra,
         )
         failpoint("commit.before_record", self.meeting.rank)
-        try:
-            run.require_current(request.attempt)
-        except CheckpointError:
-            # The folder may be the newer attempt's by now.
-            self.may_clean = False
-            raise
+        run.require_current(request.attempt)
         write_record(folder, record)
         failpoint("commit.after_record", self.meeting.rank)
+        run.require_current(request.attempt)
         return record
 
 

@@ -102,11 +102,13 @@ class Retention:
                 attribute,
             )
 
-    def apply(self, protected: Collection[str] = ()) -> list[CommitRecord]:
+    def apply(self, protected: Collection[str] = (), *, attempt: int | None = None) -> list[CommitRecord]:
         """Remove what need not be kept; what cannot be removed now is tried again by the next call.
 
         Args:
             protected: names of those in use.
+            attempt: that it is done for. One that has been superseded removes nothing more: its choice is no longer
+                its to make.
 
         Returns:
             Those that were removed.
@@ -114,6 +116,8 @@ class Retention:
         removed = []
         for record in choose_deletions(self.records, self.config, protected):
             failpoint("retention.before")
+            if attempt is not None and self.run.current_attempt() != attempt:
+                break
             try:
                 remove_checkpoint(self.run.checkpoints / record.name)
             except StorageError as error:
