@@ -74,14 +74,16 @@ def test_a_run_that_is_killed_in_the_middle_of_a_large_file_offers_none_that_is_
     tmp_path: Path, tally: Tally
 ) -> None:
     lane = Lane(tmp_path, tally, large_bytes=9 << 20)
-    for on_hit in (1, 2, 3, 8, 9, 10):  # a checkpoint has 3 small files with data, and the large one has 3 chunks
+    for on_hit in (1, 2, 3, 5, 20, 36, 40):  # of the large file mostly: small ones pass in one chunk
         strike(lane, "upload.chunk", on_hit)
     goes_on(lane)
 
 
 def test_a_run_that_is_killed_while_its_lease_is_renewed_is_taken_over_at_once(tmp_path: Path, tally: Tally) -> None:
     lane = Lane(tmp_path, tally, lease_s=0.05)
-    for on_hit in range(3, 40, 4):
+    for on_hit in (1, 2, 4):
+        strike(lane, "lease.before_renewal", on_hit, num_steps=100)
+    for on_hit in range(3, 40, 6):
         strike(lane, "put.before_rename", on_hit, num_steps=100)
     goes_on(lane)
 
@@ -92,4 +94,4 @@ def test_every_point_of_the_product_is_struck() -> None:
     points = {
         point for source in sources if source.name != "failpoints.py" for point in call.findall(source.read_text())
     }
-    assert points == SYNC.keys() | ASYNC.keys() | REMOTE_ONLY
+    assert points == SYNC.keys() | ASYNC.keys() | REMOTE_ONLY | {"lease.before_renewal"}

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 from turnout.errors import StorageError, UsageError
+from turnout.failpoints import failpoint
 from turnout.process_identity import ProcessIdentity
 from turnout.storage.run_folder import RunFolder
 
@@ -91,6 +92,7 @@ class Lease:
         self._token = ""
         self._since = 0.0
         self._renewed = 0.0
+        self._waits_for_lock = True
 
     def acquire(self, *, wait: bool = True, on_wait: Callable[[str], None] | None = None) -> None:
         """Take the lease.
@@ -146,15 +148,27 @@ class Lease:
         Raises:
             StorageError: it is another's by now, or the storage does not serve.
         """
+        begin = time.monotonic()
         with self._locked():
             holder = self.holder()
-            if holder is not None and holder.token != self._token:
-                self._token = ""
-                raise StorageError(
-                    f"run {self.run.name!r}: the lease was lost: it had not been renewed for "
-                    f"{self.duration_s:.0f} s, and the run is now driven by {holder}"
-                )
-            self._write()
+            ran_out = time.monotonic() - self._renewed > self.duration_s
+            if holder is None:
+                is_lost = ran_out  # another has taken it and given it back meanwhile
+            elif holder.token == self._token:
+                is_lost = False
+            else:
+                # An older one that has run out was put back by a driver that was stopped while it renewed.
+                is_lost = ran_out or holder.since >= self._since or self._remaining(holder) > 0
+            failpoint("lease.before_renewal")
+            if not is_lost:
+                self._write(begin)
+        if is_lost or time.monotonic() - begin > self.duration_s:
+            self._token = ""
+            by = "may be driven by another by now" if not is_lost or holder is None else f"is now driven by {holder}"
+            raise StorageError(
+                f"run {self.run.name!r}: the lease was lost: it had not been renewed for "
+                f"{self.duration_s:.0f} s, and the run {by}"
+            )
 
     def release(self) -> None:
         """Give it back, if it is still held."""
@@ -213,23 +227,23 @@ class Lease:
 
     def _take(self, replacing: Holder | None) -> bool:
         if replacing is None and not self._place.exists():
-            if not self._place.create_exclusive(self._bytes()):
+            if not self._place.create_exclusive(self._bytes(time.monotonic())):
                 return False
         else:
             if replacing is not None:
                 logger.warning("run %r: taking over from a driver that is gone: %s", self.run.name, replacing)
-            self._write()
+            self._write(time.monotonic())
         # Where no lock could be had, the last of several writers has it.
         holder = self.holder()
         self._renewed = time.monotonic()
         return holder is not None and holder.token == self._token
 
-    def _write(self) -> None:
-        now = time.monotonic()
-        self._place.put(self._bytes())
-        self._renewed = now
+    def _write(self, begin: float) -> None:
+        """Renew it as of ``begin``: whoever is stopped from then on renews nothing when it goes on."""
+        self._place.put(self._bytes(begin))
+        self._renewed = begin
 
-    def _bytes(self) -> bytes:
+    def _bytes(self, begin: float) -> bytes:
         process = ProcessIdentity.current()
         holder = Holder(
             host=process.host,
@@ -238,8 +252,8 @@ class Lease:
             since=self._since,
             token=self._token,
             duration_s=self.duration_s,
-            renewed=time.time(),
-            renewed_monotonic=time.monotonic(),
+            renewed=time.time() - (time.monotonic() - begin),
+            renewed_monotonic=begin,
         )
         return (json.dumps(asdict(holder)) + "\n").encode()
 
@@ -251,11 +265,32 @@ class Lease:
             return
         handle = self.run.location._do("lock", lambda: os.open(self.run.location.path, os.O_RDONLY | os.O_DIRECTORY))
         try:
-            with contextlib.suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_EX)
+            self._lock(handle)
             yield
         finally:
             os.close(handle)
+
+    def _lock(self, handle: int) -> None:
+        """Wait for the lock, but no longer than for a lease: a driver may have been stopped while it held it."""
+        until = time.monotonic() + (self.duration_s if self._waits_for_lock else 0.0)
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() < until:
+                    time.sleep(0.005)
+                    continue
+                if self._waits_for_lock:
+                    self._waits_for_lock = False
+                    logger.warning(
+                        "run %r: a process holds the lock on %s and does not go on; it is done without from here on",
+                        self.run.name,
+                        self.run.location,
+                    )
+                return
+            except OSError:
+                return
 
     def _keep(
         self, stop: threading.Event, on_lost: Callable[[StorageError], None], meanwhile: Callable[[], None] | None
