@@ -76,6 +76,14 @@ class Audit:
         return self.steps[-1] if self.steps else -1
 
 
+class Program(subprocess.Popen[str]):
+    """A program that does not outlive its block, however that ends."""
+
+    def __exit__(self, *failure: object) -> None:
+        self.kill()
+        super().__exit__(*failure)  # type: ignore[arg-type]
+
+
 class Lane:
     """One run, and the programs that drive it one after another.
 
@@ -119,23 +127,19 @@ class Lane:
 
     # -- lives
 
-    def start(self, *faults: Fault, **changes: Any) -> subprocess.Popen[str]:
-        """Start the program; the caller ends it."""
+    def start(self, *faults: Fault, **changes: Any) -> Program:
+        """Start the program; it is killed at the end of its ``with`` block."""
         plan = dataclasses.replace(self.plan, **changes)
         self._num_lives += 1
         command = [sys.executable, str(PROGRAM), json.dumps(dataclasses.asdict(plan))]
         variables = {**os.environ, **self.variables, **(environment(*faults) if faults else {})}
         with open(self.folder / f"life-{self._num_lives}", "w", encoding="utf-8") as output:
-            return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, text=True, env=variables)
+            return Program(command, stdout=subprocess.PIPE, stderr=output, text=True, env=variables)
 
     def live(self, *faults: Fault, timeout_s: float = 50, **changes: Any) -> int:
         """Start the program and wait for its end; returns its status."""
         with self.start(*faults, **changes) as process:
-            try:
-                return process.wait(timeout_s)
-            except BaseException:
-                process.kill()
-                raise
+            return process.wait(timeout_s)
 
     def kill(self, process: subprocess.Popen[str], kind: str) -> None:
         """Kill a program, and count it."""

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,9 @@ REFUSAL = r"UsageError: run 'run' \(.+\) is driven by another process: host \S+,
 def driving(lane: Lane, *faults: Fault, **plan: Any) -> Iterator[subprocess.Popen[str]]:
     """A program that drives the run; it has reported by now."""
     with lane.start(*faults, **plan) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "reported\n", lane.output
-            yield process
-        finally:
-            process.kill()
+        assert process.stdout is not None
+        assert process.stdout.readline() == "reported\n", lane.output
+        yield process
 
 
 def test_a_second_driver_is_refused_with_host_pid_and_since_and_the_first_goes_on(lane: Lane) -> None:
@@ -80,7 +77,7 @@ def test_of_two_drivers_that_start_at_once_one_drives(tmp_path: Path, tally: Tal
         lane.audit()
 
 
-def wait_for_refusal(lane: Lane, each: subprocess.Popen[str], both: list[subprocess.Popen[str]]) -> bool:
+def wait_for_refusal(lane: Lane, each: subprocess.Popen[str], both: Sequence[subprocess.Popen[str]]) -> bool:
     """Whether it is the one that goes on; the other has ended by then."""
     deadline = time.monotonic() + 20
     while all(process.poll() is None for process in both):
@@ -108,29 +105,26 @@ STOPS = {
 def test_a_driver_that_is_stopped_replaced_and_continued_commits_and_removes_nothing_and_says_why(
     tmp_path: Path, tally: Tally, point: str, mode: str
 ) -> None:
-    lane = Lane(tmp_path, tally, lease_s=0.5)
+    lane = Lane(tmp_path, tally)
     own = str(tmp_path / "first-notes")
-    plan = {"notes": own, "mode": mode, "num_to_keep": 2 if point.startswith("retention") else None}
+    plan = {"lease_s": 0.5, "notes": own, "mode": mode, "num_to_keep": 2 if point.startswith("retention") else None}
     stop = Fault(point=point, action="stop", on_hit=STOPS[point])
     with lane.start(stop, **plan) as first:
-        try:
-            state = os.waitid(os.P_PID, first.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-            assert state is not None
-            assert state.si_code == os.CLD_STOPPED, lane.output
-            promised = read_notes(own)
-            with driving(lane) as second:
-                assert "taking over from a driver that is gone" in lane.output
-                entered_from = lane.told().entered[-1]
-                assert entered_from >= promised.returned
-                names = checkpoints(lane)
-                first.send_signal(signal.SIGCONT)
-                assert first.wait(20) == 1
-                after = read_notes(own)
-                assert names <= checkpoints(lane), f"removed {names - checkpoints(lane)}"
-                assert second.poll() is None
-                lane.kill(second, "of one of two drivers")
-        finally:
-            first.kill()
+        state = os.waitid(os.P_PID, first.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        assert state is not None
+        assert state.si_code == os.CLD_STOPPED, lane.output
+        promised = read_notes(own)
+        with driving(lane) as second:
+            assert "taking over from a driver that is gone" in lane.output
+            entered_from = lane.told().entered[-1]
+            assert entered_from >= promised.returned
+            names = checkpoints(lane)
+            first.send_signal(signal.SIGCONT)
+            assert first.wait(20) == 1
+            after = read_notes(own)
+            assert names <= checkpoints(lane), f"removed {names - checkpoints(lane)}"
+            assert second.poll() is None
+            lane.kill(second, "of one of two drivers")
     assert after.returned <= entered_from, "a report returned whose checkpoint the second driver never saw"
     assert re.search(r"has been superseded by attempt 1|the lease was lost.*driven by host", after.errors[-1]), after
     told = {*after.begun} - {*range(entered_from + 1)}
@@ -147,21 +141,18 @@ def test_a_driver_that_is_stopped_while_it_renews_its_lease_holds_up_nobody_and_
     lane = Lane(tmp_path, tally, lease_s=1.0)
     own = str(tmp_path / "first-notes")
     with lane.start(Fault(point="lease.before_renewal", action="stop", on_hit=on_hit), notes=own) as first:
-        try:
-            state = os.waitid(os.P_PID, first.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-            assert state is not None
-            assert state.si_code == os.CLD_STOPPED, lane.output
-            with driving(lane) as second:
-                assert "holds the lock" in lane.output
-                first.send_signal(signal.SIGCONT)
-                assert first.wait(20) == 1
-                returned = lane.told().returned
-                lease = json.loads((lane.path / "lease.json").read_text())
-                wait_until(lambda: renewed_by(lane, second.pid) > lease["renewed_monotonic"], "the second's renewal")
-                wait_until(lambda: lane.told().returned > returned, "the second to go on")
-                lane.kill(second, "of one of two drivers")
-        finally:
-            first.kill()
+        state = os.waitid(os.P_PID, first.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        assert state is not None
+        assert state.si_code == os.CLD_STOPPED, lane.output
+        with driving(lane) as second:
+            assert "holds the lock" in lane.output
+            first.send_signal(signal.SIGCONT)
+            assert first.wait(20) == 1
+            returned = lane.told().returned
+            lease = json.loads((lane.path / "lease.json").read_text())
+            wait_until(lambda: renewed_by(lane, second.pid) > lease["renewed_monotonic"], "the second's renewal")
+            wait_until(lambda: lane.told().returned > returned, "the second to go on")
+            lane.kill(second, "of one of two drivers")
     after = read_notes(own)
     assert re.search(r"has been superseded by attempt 1|the lease was lost", after.errors[-1]), after
     add_notes(lane, after.begun, after.returned)

@@ -80,9 +80,9 @@ def test_a_run_that_is_killed_in_the_middle_of_a_large_file_offers_none_that_is_
 
 
 def test_a_run_that_is_killed_while_its_lease_is_renewed_is_taken_over_at_once(tmp_path: Path, tally: Tally) -> None:
-    lane = Lane(tmp_path, tally, lease_s=0.05)
-    for on_hit in (1, 2, 4):
-        strike(lane, "lease.before_renewal", on_hit, num_steps=100)
+    lane = Lane(tmp_path, tally, lease_s=0.6)
+    for on_hit in (1, 2, 3):
+        strike(lane, "lease.before_renewal", on_hit, num_steps=1_000)
     for on_hit in range(3, 40, 6):
         strike(lane, "put.before_rename", on_hit, num_steps=100)
     goes_on(lane)

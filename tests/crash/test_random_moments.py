@@ -21,7 +21,7 @@ KILLS_PER_RUN = 10  # every audit reads all that a run has
         (1, {"mode": "SYNC"}),
         (2, {"mode": "SYNC", "num_to_keep": 2}),
         (3, {"mode": "ASYNC"}),
-        (4, {"mode": "MIXED", "num_to_keep": 3, "by_score": True, "lease_s": 0.2}),
+        (4, {"mode": "MIXED", "num_to_keep": 3, "by_score": True, "lease_s": 1.0}),
     ],
     ids=["sync", "sync-keeps-2", "async", "mixed-keeps-best-3"],
 )

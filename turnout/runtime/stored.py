@@ -14,7 +14,7 @@ from turnout.controllers.base import Controller, RunSpec
 from turnout.errors import CheckpointError, ControllerError, StorageError, UsageError
 from turnout.runtime.keeping import AttemptPlan, Kept
 from turnout.session.events import Saved
-from turnout.session.stored_checkpoints import StoredPlan
+from turnout.session.stored_checkpoints import UPLOAD, StoredPlan
 from turnout.session.task_queue import TaskQueue
 from turnout.session.validation import validate
 from turnout.storage import (
@@ -104,7 +104,9 @@ class StorageKeeper:
         """Finish background work, seal the history, say how the run ended, and let go of it."""
         with self._cleanup:
             self._tasks.submit(_RETENTION, lambda: self._retain(None, self._retention, self._attempt))
-            self._tasks.close(None if error is None else self._config.drain_timeout_s)
+            # A train function that failed, or was interrupted, has waited for its uploads as long as it was to.
+            is_waited_for = error is not None and self._tasks.num_pending(UPLOAD) > 0
+            self._tasks.close(None if error is None else 0.0 if is_waited_for else self._config.drain_timeout_s)
             try:
                 if self._lost is not None or self._run.current_attempt() != self._attempt:
                     self._history.close()

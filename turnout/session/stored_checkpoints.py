@@ -37,11 +37,12 @@ from turnout.storage import (
     stage,
 )
 
-__all__ = ["StoredCheckpoints", "StoredPlan"]
+__all__ = ["UPLOAD", "StoredCheckpoints", "StoredPlan"]
 
 logger = logging.getLogger(__name__)
 
-_UPLOAD = "upload"
+UPLOAD = "upload"
+"""The kind of tasks that commit in the background; see `TaskQueue`."""
 _PENDING = ReportedCheckpointStatus.PENDING_VALIDATION
 
 
@@ -114,7 +115,7 @@ class StoredCheckpoints:
         self, consistency_mode: CheckpointConsistencyMode, timeout_s: float | None
     ) -> list[ReportedCheckpoint]:
         """All that are committed, oldest first; what is under way is waited for first."""
-        self._uploads.drain(_UPLOAD, timeout_s)
+        self._uploads.drain(UPLOAD, timeout_s)
         run = self._plan.run
         return [reported(run.checkpoints / record.name, record) for record in committed(run)]
 
@@ -133,7 +134,7 @@ class StoredCheckpoints:
         """
         if failure is None:
             try:
-                self._uploads.drain(_UPLOAD)
+                self._uploads.drain(UPLOAD)
             except KeyboardInterrupt as interrupt:
                 self.finish(interrupt)
                 raise
@@ -141,13 +142,13 @@ class StoredCheckpoints:
                 self._raise_earlier_failure()
         else:
             limit = self._plan.config.drain_timeout_s
-            if not self._uploads.drain(_UPLOAD, limit):
+            if not self._uploads.drain(UPLOAD, limit):
                 logger.warning(
                     "a checkpoint was still being uploaded %g s after the train function failed, and is given up "
                     "(CheckpointConfig.drain_timeout_s)",
                     limit,
                 )
-            while (error := self._uploads.take_failure(_UPLOAD)) is not None:
+            while (error := self._uploads.take_failure(UPLOAD)) is not None:
                 logger.error("the upload of an ASYNC checkpoint failed too: %s: %s", type(error).__name__, error)
         if self._owns_uploads:
             self._uploads.close(0.0 if failure is not None else None)
@@ -177,7 +178,7 @@ class StoredCheckpoints:
         self._index += 1
         if report.upload_mode is CheckpointUploadMode.ASYNC:
             return self._begin(request, delete, validation)
-        self._uploads.drain(_UPLOAD)  # commits keep the order of the reports
+        self._uploads.drain(UPLOAD)  # commits keep the order of the reports
         self._raise_earlier_failure()
         return self._commit(request, validation)
 
@@ -197,7 +198,7 @@ class StoredCheckpoints:
 
         if request.dir_name is not None:
             self._names.add(request.dir_name)
-        self._uploads.submit(_UPLOAD, upload, max_pending=self._plan.config.max_pending_uploads)
+        self._uploads.submit(UPLOAD, upload, max_pending=self._plan.config.max_pending_uploads)
         return Saved(checkpoint_of(run.checkpoint_path(name)), is_committed=False, validation=validation)
 
     def _commit(self, request: CommitRequest, validation: ValidationTaskConfig | None) -> Saved:
@@ -261,7 +262,7 @@ class StoredCheckpoints:
             raise
 
     def _raise_earlier_failure(self) -> None:
-        failure = self._uploads.take_failure(_UPLOAD)
+        failure = self._uploads.take_failure(UPLOAD)
         if failure is not None:
             failure.add_note("raised by the upload of an earlier ASYNC report, and told by the next call")
             raise failure

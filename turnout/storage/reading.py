@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
 
+from turnout.storage.parallel import in_threads
 from turnout.storage.record import CommitRecord, has_record_file, read_record, remove_checkpoint, verify
 from turnout.storage.run_folder import Attempt, ResumePoint, RunFolder, RunInfo
 
@@ -149,6 +149,7 @@ def _all_records(run: RunFolder) -> list[CommitRecord]:
     if run.location.is_local or len(names) < 2:
         found = [read_record(run.checkpoints / name) for name in names]
     else:
-        with ThreadPoolExecutor(_REMOTE_THREADS, thread_name_prefix="turnout-read") as pool:
-            found = list(pool.map(lambda name: read_record(run.checkpoints / name), names))
+        found = in_threads(
+            lambda name: read_record(run.checkpoints / name), names, num_threads=_REMOTE_THREADS, name="turnout-read"
+        )
     return [record for record in found if record is not None]

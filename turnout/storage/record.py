@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from turnout.checkpoint import METADATA_FILE, Checkpoint, ReportedCheckpoint, ReportedCheckpointStatus
 from turnout.failpoints import failpoint, failpoint_data
 from turnout.storage.location import StorageLocation
+from turnout.storage.parallel import in_threads
 
 __all__ = [
     "RECORD_FILE",
@@ -197,8 +197,10 @@ def verify(folder: StorageLocation, level: str, record: CommitRecord | None = No
         sizes = {e.path + "/" * e.is_folder: e.size for e in folder.listing(recursive=True)}
     if level == "size" and folder.is_local:
         return next(filter(None, (_difference(folder, entry, level, sizes) for entry in entries)), None)
-    with ThreadPoolExecutor(4, thread_name_prefix="turnout-verify") as pool:
-        return next(filter(None, pool.map(lambda entry: _difference(folder, entry, level, sizes), entries)), None)
+    found = in_threads(
+        lambda entry: _difference(folder, entry, level, sizes), entries, num_threads=4, name="turnout-verify"
+    )
+    return next(filter(None, found), None)
 
 
 def checkpoint_of(folder: StorageLocation) -> Checkpoint:

@@ -15,11 +15,11 @@ import fcntl
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from turnout.errors import CheckpointError
 from turnout.failpoints import failpoint, failpoint_data
 from turnout.storage.location import StorageLocation, fsync_folder, is_full, no_space
+from turnout.storage.parallel import in_threads
 from turnout.storage.record import FileEntry, checksum_of
 from turnout.storage.retry import storage_error
 from turnout.storage.sources import SourceFile
@@ -69,7 +69,7 @@ def upload(
         else:
             entries = _upload_remote(wanted, folder, rank)
     except BaseException as error:
-        for path, inode in written.items():
+        for path, inode in list(written.items()):  # an interrupt leaves threads at work
             with contextlib.suppress(OSError):
                 if os.stat(path).st_ino == inode:  # else a newer attempt has put its own file there
                     os.unlink(path)
@@ -185,27 +185,12 @@ def _store_batch(
             found = [store(0)]
             os.fsync(handles[0])
         else:
-            with ThreadPoolExecutor(_FLUSH_THREADS, thread_name_prefix="turnout-upload") as pool:
-                found = _mapped(pool, store, range(len(batch)), _LOCAL_THREADS)
-                list(pool.map(os.fsync, handles))
+            found = in_threads(store, range(len(batch)), num_threads=_LOCAL_THREADS, name="turnout-upload")
+            in_threads(os.fsync, handles, num_threads=_FLUSH_THREADS, name="turnout-upload")
     finally:
         for handle in handles:
             os.close(handle)
     return [FileEntry(target, file.size, checksum, rank) for (file, target), checksum in zip(batch, found, strict=True)]
-
-
-def _mapped(pool: ThreadPoolExecutor, function: Callable[[int], str], items: range, num_threads: int) -> list[str]:
-    """As `pool.map`, in ``num_threads`` long tasks instead of many short ones: handing over costs more than a file."""
-    shares = [items[start::num_threads] for start in range(num_threads)]
-    results = [""] * len(items)
-
-    def work(share: range) -> None:
-        for index in share:
-            results[index] = function(index)
-
-    for future in [pool.submit(work, share) for share in shares]:
-        future.result()
-    return results
 
 
 def _store(file: SourceFile, path: str, move: bool, rank: int, written: dict[str, int]) -> tuple[int, str]:
@@ -328,13 +313,7 @@ def _upload_remote(wanted: Sequence[tuple[SourceFile, str]], folder: StorageLoca
         checksum = place.retry.call(lambda: _streamed(file, place, rank), "upload", str(place), expected_s=expected_s)
         return FileEntry(target, file.size, checksum, rank)
 
-    with ThreadPoolExecutor(_REMOTE_THREADS, thread_name_prefix="turnout-upload") as pool:
-        futures = [pool.submit(store, item) for item in wanted]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    return in_threads(store, wanted, num_threads=_REMOTE_THREADS, name="turnout-upload")
 
 
 def _streamed(file: SourceFile, place: StorageLocation, rank: int) -> str:
