@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import functools
+import pickle
 from typing import Any
 
 from turnout.errors import WorkerGroupError
 
-__all__ = ["combine"]
+__all__ = ["combine", "text_of"]
 
 _UNSET = object()
 
@@ -34,12 +36,22 @@ def combine(cause: BaseException, failures: dict[int, BaseException]) -> WorkerG
         if str(error) != str(cause):
             raise TypeError(f"{type(cause)} does not read the same when combined")
     except Exception:  # whatever a class of the user's does when it is derived from: the plain error always works
-        error = WorkerGroupError(f"{type(cause).__name__}: {cause}", failures)
+        error = WorkerGroupError(f"{type(cause).__name__}: {text_of(cause)}", failures)
         error.__cause__ = cause
         return error
     error.__cause__, error.__context__ = cause.__cause__, cause.__context__
     error.__suppress_context__ = cause.__suppress_context__
     return error
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says; for one whose own ``__str__`` raises, its arguments."""
+    try:
+        return str(error)
+    except Exception:
+        return ", ".join(
+            object.__repr__(each) if isinstance(each, BaseException) else repr(each) for each in error.args
+        )
 
 
 def _build(cause_class: type[BaseException], args: tuple[Any, ...], failures: dict[int, BaseException]) -> Any:
@@ -49,18 +61,24 @@ def _build(cause_class: type[BaseException], args: tuple[Any, ...], failures: di
         raise TypeError(f"{cause_class.__name__} is not combined")
     if issubclass(cause_class, WorkerGroupError):
         return _new(cause_class, args, failures)
+    combined: Any = _combined_class  # a class is hashable, which the type of its instances hides
+    return _new(combined(cause_class), args, failures)
+
+
+@functools.lru_cache(maxsize=256)  # a class of the user's may keep count of those that derive from it
+def _combined_class(cause_class: type[BaseException]) -> type[BaseException]:
     namespace = {
         "__init__": lambda self, *_args, **_kwargs: None,  # the user's own may need arguments that are not kept
         "__str__": cause_class.__str__,
         "__reduce_ex__": lambda self, protocol: (
             _rebuild,
-            (cause_class, self.args, self.worker_failures, _state_of(self)),
+            (cause_class, self.args, _portable(self.worker_failures), _state_of(self)),
         ),
         "__module__": cause_class.__module__,
         "__qualname__": cause_class.__qualname__,
         "__doc__": cause_class.__doc__,
     }
-    return _new(type(cause_class.__name__, (WorkerGroupError, cause_class), namespace), args, failures)
+    return type(cause_class.__name__, (WorkerGroupError, cause_class), namespace)
 
 
 def _new(error_class: type[BaseException], args: tuple[Any, ...], failures: dict[int, BaseException]) -> Any:
@@ -80,6 +98,18 @@ def _rebuild(
     return error
 
 
+def _portable(failures: dict[int, BaseException]) -> dict[int, BaseException]:
+    """The failures as they can travel: one that cannot be rebuilt from its pickle goes as its class's name and text."""
+    portable = {}
+    for rank, failure in failures.items():
+        try:
+            pickle.loads(pickle.dumps(failure))
+            portable[rank] = failure
+        except Exception:
+            portable[rank] = WorkerGroupError(f"{type(failure).__name__}: {text_of(failure)}")
+    return portable
+
+
 def _state_of(error: BaseException) -> dict[str, Any]:
     """What an exception holds beside its arguments: its dict, its slots, and the C fields of OSError and others."""
     state = dict(error.__dict__)
@@ -93,4 +123,6 @@ def _state_of(error: BaseException) -> dict[str, Any]:
                 if value is not _UNSET and not (value is None and base.__module__ == "builtins"):
                     state[name] = value
     state.pop("worker_failures", None)
+    if "__notes__" in state:
+        state["__notes__"] = list(state["__notes__"])  # what is noted on one is not on the other
     return state

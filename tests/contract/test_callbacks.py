@@ -74,12 +74,14 @@ def test_a_callback_that_raises_is_logged_and_ends_nothing(track: Track, caplog:
 def test_what_a_callback_does_to_its_metrics_changes_nothing(track: Track) -> None:
     class Meddler(UserCallback):
         def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+            metrics[0]["nested"]["y"] = "changed"
             metrics[0].clear()
 
     recorder = Recorder()
-    result = track.fit(lambda: turnout.report({"x": 1}), run_config=RunConfig(callbacks=[Meddler(), recorder]))
-    assert result.metrics == {"x": 1}
-    assert recorder.reports[0][0][0] == {"x": 1}
+    metrics = {"x": 1, "nested": {"y": 2}}
+    result = track.fit(lambda: turnout.report(metrics), run_config=RunConfig(callbacks=[Meddler(), recorder]))
+    assert result.metrics == metrics
+    assert recorder.reports[0][0][0] == metrics
 
 
 def test_a_callback_stands_outside_the_session(track: Track) -> None:

@@ -171,3 +171,27 @@ def test_the_error_pickles_with_its_class(track: Track) -> None:
     assert isinstance(copy, WorkerGroupError)
     assert str(copy) == "real cause"
     assert isinstance(copy.worker_failures[0], ValueError)
+
+
+def test_an_exception_whose_attributes_cannot_be_set_is_told_all_the_same(track: Track) -> None:
+    class Immutable(Exception):
+        def __setattr__(self, name: str, value: object) -> None:
+            raise AttributeError("immutable")
+
+    def train() -> None:
+        raise Immutable("the cause")
+
+    with pytest.raises(WorkerGroupError, match="the cause"):
+        track.fit(train)
+
+
+def test_an_exception_whose_text_raises_is_told_all_the_same(track: Track) -> None:
+    class Broken(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    def train() -> None:
+        raise Broken("the cause")
+
+    with pytest.raises(WorkerGroupError, match="Broken: 'the cause'"):
+        track.fit(train, run_config=RunConfig(failure_config=FailureConfig(max_failures=1)))

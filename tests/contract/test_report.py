@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import threading
 from pathlib import Path
@@ -42,6 +43,14 @@ def test_a_report_without_a_checkpoint_never_forgets_the_last_one(track: Track) 
     assert text_in(result.checkpoint, "model") == "zero"
 
 
+class Color(enum.StrEnum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
 @pytest.mark.parametrize(
     ("value", "kept"),
     [
@@ -59,6 +68,8 @@ def test_a_report_without_a_checkpoint_never_forgets_the_last_one(track: Track) 
         ((1, 2), [1, 2]),
         ({"nested": {"x": np.float32(1)}}, {"nested": {"x": 1.0}}),
         (math.inf, math.inf),
+        (Color.RED, "red"),
+        (Level.HIGH, 3),
     ],
     ids=repr,
 )

@@ -249,3 +249,43 @@ def test_storage_that_refuses_is_a_storage_error_on_the_calls_own_line(track: Tr
             os.remove(path)
 
     track.fit(train, run_config=stored(tmp_path))
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+def test_an_upload_function_that_reports_a_checkpoint_itself_is_refused(
+    track: Track, tmp_path: Path, mode: CheckpointUploadMode
+) -> None:
+    def reports(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        turnout.report({}, Checkpoint(folder(tmp_path, 1)))
+        return checkpoint
+
+    def train() -> None:
+        turnout.report({}, Checkpoint(folder(tmp_path, 0)), checkpoint_upload_mode=mode, checkpoint_upload_fn=reports)
+
+    with pytest.raises(UsageError, match="inside of the report it is for"):
+        track.fit(train, run_config=stored(tmp_path))
+
+
+def test_an_upload_function_that_exits_fails_the_run_and_hangs_nothing(track: Track, tmp_path: Path) -> None:
+    def exits(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        raise SystemExit(3)
+
+    def train() -> None:
+        turnout.report({}, Checkpoint(folder(tmp_path, 0)), checkpoint_upload_mode=ASYNC, checkpoint_upload_fn=exits)
+
+    with pytest.raises(RuntimeError, match="SystemExit was raised on the thread turnout-uploads: 3"):
+        track.fit(train, run_config=stored(tmp_path))
+
+
+def test_a_checkpoint_whose_name_is_as_long_as_a_folders_may_be_is_kept(track: Track, tmp_path: Path) -> None:
+    def train() -> None:
+        for step, mode in enumerate((SYNC, ASYNC)):
+            turnout.report(
+                {},
+                Checkpoint(folder(tmp_path, step)),
+                checkpoint_dir_name=str(step) * 255,
+                checkpoint_upload_mode=mode,
+            )
+
+    result = track.fit(train, run_config=stored(tmp_path))
+    assert [text_in(checkpoint, "step") for checkpoint, _ in result.best_checkpoints or ()] == ["0", "1"]

@@ -85,6 +85,44 @@ def test_a_class_that_cannot_be_combined_becomes_the_cause_of_a_plain_error(caus
     assert str(cause) in str(error)
 
 
+class BrokenText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_an_exception_whose_text_raises_is_the_cause_of_a_plain_error() -> None:
+    cause = BrokenText("argument", 3)
+    error = combine(cause, {0: cause})
+    assert str(error) == "BrokenText: 'argument', 3"
+    assert error.__cause__ is cause
+
+
+class NeedsTwo(Exception):
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first}, {second}")
+
+
+def test_an_exception_that_cannot_be_rebuilt_from_its_pickle_travels_all_the_same() -> None:
+    cause = NeedsTwo(1, 2)
+    error = pickle.loads(pickle.dumps(combine(cause, {1: cause})))
+    assert isinstance(error, NeedsTwo)
+    assert str(error) == "1, 2"
+    assert str(error.worker_failures[1]) == "NeedsTwo: 1, 2"
+
+
+def test_a_class_of_the_users_is_derived_from_once() -> None:
+    for _ in range(3):
+        combine(NeedsTwo(1, 2), {})
+    assert len(NeedsTwo.__subclasses__()) == 1
+
+
+def test_what_is_noted_on_the_error_is_not_noted_on_the_users() -> None:
+    cause = ValueError("text")
+    cause.add_note("the user's")
+    combine(cause, {0: cause}).add_note("the run's")
+    assert cause.__notes__ == ["the user's"]
+
+
 def test_notes_are_kept() -> None:
     cause = ValueError("text")
     cause.add_note("a note of the user's")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,7 +32,7 @@ class CallbackDispatcher:
     def after_report(self, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None) -> None:
         """Tell them of a report; each gets dicts of its own."""
         for callback in self._callbacks:
-            own = [dict(each) for each in metrics]
+            own = copy.deepcopy(metrics)
             self._call(callback, "after_report", lambda c, m: c.after_report(self._context, m, checkpoint), own)
 
     def after_exception(self, exceptions: dict[int, Exception]) -> None:

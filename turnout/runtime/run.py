@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from turnout.checkpoint import Checkpoint
+from turnout.combined_error import text_of
 from turnout.config import FailureConfig, TrainRunContext
 from turnout.controllers.base import Controller, Ending, RunSpec
 from turnout.errors import TrainingFailedError
@@ -88,7 +89,7 @@ class Run:
             self._keeper.require_current(attempt.number)
             self._announce_retry(error, decision)
             time.sleep(decision.wait_s)
-            cause = f"{type(error).__name__}: {error}"
+            cause = f"{type(error).__name__}: {text_of(error)}"
 
     def _on_report(self, metrics: list[dict[str, Any]], saved: Saved | None) -> None:
         """Keep it, and tell the callbacks; one whose checkpoint is on its way is told of once that is committed."""
@@ -115,7 +116,7 @@ class Run:
             "run %r failed: %s: %s (%s); it starts again %s, from %s%s",
             self._spec.name,
             type(error).__name__,
-            error,
+            text_of(error),
             decision.count,
             f"in {decision.wait_s:g} s" if decision.wait_s else "now",
             "its beginning" if newest is None else newest.path,

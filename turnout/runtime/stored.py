@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from turnout.checkpoint import Checkpoint, ReportedCheckpointStatus
+from turnout.combined_error import text_of
 from turnout.config import CheckpointConfig
 from turnout.controllers.base import Controller, RunSpec
 from turnout.errors import CheckpointError, ControllerError, StorageError, UsageError
@@ -113,7 +114,7 @@ class StorageKeeper:
                     return
                 self._history.seal()
                 status = "FINISHED" if error is None else "ERRORED" if isinstance(error, Exception) else "ABORTED"
-                self._run.finish(status, error=None if error is None else f"{type(error).__name__}: {error}")
+                self._run.finish(status, error=None if error is None else f"{type(error).__name__}: {text_of(error)}")
             except StorageError as failure:  # the checkpoints are safe; what the user is told of comes first
                 logger.warning("run %r ended, but its history could not be completed: %s", self._spec.name, failure)
 

@@ -59,21 +59,30 @@ def of_process() -> tuple[TrainFnUtils, ...]:
     return tuple(_sessions)
 
 
-@contextlib.contextmanager
-def activated(utils: TrainFnUtils) -> Iterator[None]:
-    """Make ``utils`` the session of this code, and the fallback of this process's threads, until the block ends."""
-    global _is_fork_aware
-    if not _is_fork_aware:
-        os.register_at_fork(after_in_child=_tell_forked_child)
-        _is_fork_aware = True
-    token = _here.set(utils)
-    _sessions.append(utils)
-    try:
-        yield
-    finally:
-        _sessions.remove(utils)
-        _here.reset(token)
-        utils.close()
+class activated:  # noqa: N801  # it reads as the function that it stands for
+    """Make ``utils`` the session of the code in a block, and the fallback of this process's threads.
+
+    It is no generator, since `contextlib` sets attributes of the exception that passes, which some classes refuse.
+
+    Args:
+        utils: the session; it is closed when the block ends.
+    """
+
+    def __init__(self, utils: TrainFnUtils) -> None:
+        self._utils = utils
+
+    def __enter__(self) -> None:
+        global _is_fork_aware
+        if not _is_fork_aware:
+            os.register_at_fork(after_in_child=_tell_forked_child)
+            _is_fork_aware = True
+        self._token = _here.set(self._utils)
+        _sessions.append(self._utils)
+
+    def __exit__(self, *_: object) -> None:
+        _sessions.remove(self._utils)
+        _here.reset(self._token)
+        self._utils.close()
 
 
 @contextlib.contextmanager

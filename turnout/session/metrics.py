@@ -56,11 +56,14 @@ def _plain_value(value: Any, name: str) -> Any:
         return _plain_dict(value, f"{name}/")
     if isinstance(value, (list, tuple)):
         return [_plain_value(item, f"{name}[{index}]") for index, item in enumerate(value)]
-    for kind in (bool, int, float, str):  # their subclasses, numpy.float64 among them
-        if isinstance(value, kind):
-            return kind(value)
+    if isinstance(value, int):  # their subclasses, numpy.float64 and enumerations among them
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, str):
+        return str.__str__(value)
     shape = getattr(value, "shape", None)
-    if shape is not None and callable(getattr(value, "item", None)) and math.prod(shape) == 1:
+    if isinstance(shape, tuple) and callable(getattr(value, "item", None)) and math.prod(shape) == 1:
         item = value.item()
         if type(item) in _PLAIN:
             return item
@@ -73,4 +76,4 @@ def _plain_value(value: Any, name: str) -> Any:
 def _described(value: Any) -> str:
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     shape = getattr(value, "shape", None)
-    return kind if shape is None else f"{kind} of shape {tuple(shape)}"
+    return f"{kind} of shape {tuple(shape)}" if isinstance(shape, tuple) else kind

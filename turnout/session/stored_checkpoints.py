@@ -104,6 +104,10 @@ class StoredCheckpoints:
             CheckpointError: the files cannot be stored, or the attempt has been superseded.
             StorageError: the storage refused, failed or is full; also for an earlier report's background commit.
         """
+        if self._uploads.is_current_thread():
+            raise UsageError(
+                "report(): checkpoint_upload_fn reports a checkpoint itself, inside of the report it is for"
+            )
         with self._naming_who_superseded():
             return self._save(report)
 
@@ -186,7 +190,7 @@ class StoredCheckpoints:
         run, source = self._plan.run, request.checkpoint
         assert source is not None
         name = request.dir_name or checkpoint_name(request.index, request.attempt)
-        staged = stage(run, source, name=name, rank=self._collective.rank, move=delete)
+        staged = stage(run, source, name=f"{request.attempt}-{request.index}", rank=self._collective.rank, move=delete)
         failpoint("report.after_stage", self._collective.rank)
         if delete and source.is_local:
             shutil.rmtree(source.path, ignore_errors=True)

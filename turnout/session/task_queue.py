@@ -61,12 +61,18 @@ class TaskQueue:
         Returns:
             Whether nothing is.
         """
+        if self.is_current_thread():
+            return False  # the task that asks is under way itself
         with self._changed:
             return self._changed.wait_for(lambda: not self.num_pending(kind), timeout_s)
 
     def num_pending(self, kind: str | None = None) -> int:
         """How many tasks are under way, of one kind or of all."""
         return self._pending.total() if kind is None else self._pending[kind]
+
+    def is_current_thread(self) -> bool:
+        """Whether this code is one of the tasks."""
+        return threading.current_thread() is self._thread
 
     def take_failure(self, kind: str) -> Exception | None:
         """The oldest failure of the kind that has not been taken yet."""
@@ -111,6 +117,8 @@ class TaskQueue:
                 task()
             except Exception as error:  # the edge of the thread
                 failure = error
+            except BaseException as error:  # an exit, say, of a user's function: it must not end this thread
+                failure = RuntimeError(f"{type(error).__name__} was raised on the thread {self._name}: {error}")
             with self._changed:
                 self._pending[kind] -= 1
                 if failure is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from turnout.checkpoint import Checkpoint, ReportedCheckpoint
-from turnout.checks import check_file_name, refused
+from turnout.checks import check_file_name, check_number, refused
 from turnout.config import CheckpointConsistencyMode, CheckpointUploadMode, PreemptionInfo, ValidationTaskConfig
 from turnout.errors import CheckpointNotFoundError, UsageError
 from turnout.session.checkpoints import CheckpointReport, Checkpoints
@@ -55,6 +55,7 @@ class TrainFnUtils:
         # Checkpoints of several threads are saved one after another. It is not the outbox's lock, which a checkpoint
         # that is committed in the background needs while this one waits for its turn.
         self._saving = threading.Lock()
+        self._saver = 0
 
     @staticmethod
     def is_distributed() -> bool:
@@ -85,9 +86,18 @@ class TrainFnUtils:
                 checkpoint_upload_fn,
                 validation,
             )
+            if self._saver == threading.get_ident():
+                raise UsageError(
+                    "report(): checkpoint_upload_fn reports a checkpoint itself, inside of the report it is for"
+                )
             with self._saving:
                 self._outbox.require_open()
-                self._publish(plain, self._checkpoints.save(report))
+                self._saver = threading.get_ident()
+                try:
+                    saved = self._checkpoints.save(report)
+                finally:
+                    self._saver = 0
+                self._publish(plain, saved)
 
     def _publish(self, plain: dict[str, Any], saved: Saved | None) -> None:
         outbox = self._outbox
@@ -111,6 +121,8 @@ class TrainFnUtils:
         """See `turnout.get_all_reported_checkpoints`."""
         if not isinstance(consistency_mode, CheckpointConsistencyMode):
             raise refused("consistency_mode", consistency_mode, "takes a turnout.CheckpointConsistencyMode")
+        if timeout_s is not None:
+            timeout_s = check_number("timeout_s", timeout_s, at_least=0, unit="seconds")
         return self._checkpoints.reported(consistency_mode, timeout_s)
 
     def get_dataset_shard(self, dataset_name: str | None = None) -> Any:  # Any: data of the user's
@@ -122,7 +134,7 @@ class TrainFnUtils:
             if len(self._shards) > 1:
                 raise UsageError(f"get_dataset_shard(): the trainer has several datasets, so say which one: {known}")
             return next(iter(self._shards.values()))
-        if dataset_name not in self._shards:
+        if not isinstance(dataset_name, str) or dataset_name not in self._shards:
             raise UsageError(f"get_dataset_shard({dataset_name!r}): no such dataset; the trainer has {known}")
         return self._shards[dataset_name]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 from collections.abc import Callable
@@ -80,8 +81,11 @@ def bind(function: Any, config: Any) -> BoundTrainFn:  # Any: it is what this fu
 
 def _copied(config: Any) -> Any:
     """A copy of nested dicts and lists; what they hold is shared."""
-    if type(config) is dict:
-        return {key: _copied(value) for key, value in config.items()}
+    if isinstance(config, dict):
+        own = copy.copy(config)
+        for key, value in config.items():
+            own[key] = _copied(value)
+        return own
     if type(config) is list:
         return [_copied(value) for value in config]
-    return config
+    return copy.copy(config) if type(config) is set else config
