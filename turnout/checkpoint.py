@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from turnout.checks import check_mapping, check_text, refused
 from turnout.errors import CheckpointNotFoundError
 from turnout.filesystem import arrow_filesystem, download, kind_of, local_filesystem, resolve_uri
+from turnout.retry import patiently
 from turnout.shared_download import shared_download
 
 __all__ = ["METADATA_FILE", "Checkpoint", "ReportedCheckpoint", "ReportedCheckpointStatus"]
@@ -96,7 +97,7 @@ class Checkpoint:
         if self._filesystem is None:
             shutil.copytree(self._path, target, dirs_exist_ok=True)
         else:
-            download(self._filesystem, self._path, target)
+            patiently(lambda: download(self._filesystem, self._path, target), "download", self._path)
         return target
 
     @contextlib.contextmanager
@@ -129,9 +130,13 @@ class Checkpoint:
             with open(location, encoding="utf-8") as file:
                 text = file.read()
         else:
-            try:
+
+            def read() -> bytes:
                 with self._filesystem.open_input_file(location) as file:
-                    text = file.read().decode()
+                    return bytes(file.read())
+
+            try:
+                text = patiently(read, "read", location).decode()
             except FileNotFoundError:
                 return {}
         metadata: dict[str, Any] = json.loads(text)
@@ -159,8 +164,12 @@ class Checkpoint:
                 file.write(text)
             os.replace(partial, location)
         else:
-            with self._filesystem.open_output_stream(location) as stream:
-                stream.write(text.encode())
+
+            def write() -> None:
+                with self._filesystem.open_output_stream(location) as stream:
+                    stream.write(text.encode())
+
+            patiently(write, "write", location)
 
     def update_metadata(self, metadata: dict[str, Any]) -> None:
         """Add ``metadata`` to what is stored; a key that is there already is replaced."""
@@ -171,7 +180,7 @@ class Checkpoint:
         if self._filesystem is None:
             found, is_folder = os.path.exists(self._path), os.path.isdir(self._path)
         else:
-            kind = kind_of(self._filesystem, self._path)
+            kind = patiently(lambda: kind_of(self._filesystem, self._path), "look at", self._path)
             found, is_folder = kind != "", kind == "folder"
         if not is_folder:
             reason = "is a file; a checkpoint is a folder: put the file into one" if found else "does not exist"

@@ -20,6 +20,7 @@ from dataclasses import asdict
 from typing import Any
 
 from turnout.process_identity import ProcessIdentity
+from turnout.retry import patiently
 
 __all__ = ["shared_download"]
 
@@ -87,7 +88,8 @@ def _key(filesystem: Any, path: str) -> str:  # Any: pyarrow's
     kind = str(filesystem.type_name)
     # A filesystem in memory is another one in every process.
     hasher.update(f"{kind} {os.getpid()}".encode() if kind.endswith("memory") else pickle.dumps(filesystem))
-    for info in sorted(filesystem.get_file_info(pyarrow.fs.FileSelector(path, recursive=True)), key=lambda i: i.path):
+    selector = pyarrow.fs.FileSelector(path, recursive=True)
+    for info in sorted(patiently(lambda: filesystem.get_file_info(selector), "list", path), key=lambda i: i.path):
         if info.is_file:
             hasher.update(f"\0{info.path}\0{info.size}\0{info.mtime_ns}".encode())
     return hasher.hexdigest()[:32]

@@ -131,7 +131,10 @@ class S3:
         urllib.request.urlopen(request, timeout=20).close()
 
     def mood(self, **mood: Any) -> dict[str, int]:
-        """Tell it how to answer from now on: ``fail=n`` answers 503 n times, ``delay_s`` is slow, ``deny`` says 403.
+        """Tell it how to answer from now on: ``delay_s`` is slow, ``deny`` says 403, ``fail=n`` fails n times.
+
+        ``every=n`` fails every nth request; what fails is answered by 500 and 503 in turn. ``method`` concerns that one
+        alone.
 
         Returns:
             How many requests it has seen, failed and denied so far.

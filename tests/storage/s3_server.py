@@ -41,14 +41,18 @@ class Moody:
         with self.lock:
             self.counts["seen"] += 1
             concerns = self.mood.get("method", environ["REQUEST_METHOD"]) == environ["REQUEST_METHOD"]
-            fails = concerns and self.mood.get("fail", 0) > 0
+            is_due = "every" in self.mood and self.counts["seen"] % self.mood["every"] == 0
+            fails = concerns and (self.mood.get("fail", 0) > 0 or is_due)
             denied = concerns and bool(self.mood.get("deny"))
             if fails:
-                self.mood["fail"] -= 1
+                self.mood["fail"] = self.mood.get("fail", 0) - (not is_due)
                 self.counts["failed"] += 1
+            is_odd = self.counts["failed"] % 2
             self.counts["denied"] += denied
             delay = self.mood.get("delay_s", 0) if concerns else 0
         time.sleep(delay)
+        if fails and is_odd:
+            return _refuse(start_response, "500 Internal Server Error", "InternalError", "Please try again")
         if fails:
             return _refuse(start_response, "503 Service Unavailable", "ServiceUnavailable", "Please try again")
         if denied:

@@ -22,6 +22,7 @@ The order for a driver: ``lease.acquire()``, ``run.create(spec)``, and for every
 
 from __future__ import annotations
 
+from turnout.retry import RetryPolicy
 from turnout.storage.commit import FAILPOINTS, CommitRequest, Meeting, check_source, commit, stage
 from turnout.storage.history import HistoryRow, MetricsHistory, history_dataframe, last_metrics, read_history
 from turnout.storage.lease import DURATION_S, Holder, Lease
@@ -48,7 +49,6 @@ from turnout.storage.record import (
     write_record,
 )
 from turnout.storage.retention import Retention, best_first, choose_deletions, score_of
-from turnout.storage.retry import RetryPolicy
 from turnout.storage.run_folder import Attempt, ResumePoint, RunFolder, RunInfo, checkpoint_name
 from turnout.storage.sources import SourceFile, scan
 

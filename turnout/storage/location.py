@@ -19,7 +19,7 @@ from turnout.config import normalized_storage_path
 from turnout.errors import StorageError
 from turnout.failpoints import failpoint, failpoint_data
 from turnout.filesystem import arrow_filesystem, redacted, resolve_uri
-from turnout.storage.retry import RetryPolicy, is_transient, storage_error
+from turnout.retry import RetryPolicy, is_transient, storage_error
 
 __all__ = ["Entry", "StorageLocation", "fsync_folder"]
 

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from turnout.errors import CheckpointError
 from turnout.failpoints import failpoint, failpoint_data
+from turnout.retry import storage_error
 from turnout.storage.location import StorageLocation, fsync_folder, is_full, no_space
 from turnout.storage.parallel import in_threads
 from turnout.storage.record import FileEntry, checksum_of
-from turnout.storage.retry import storage_error
 from turnout.storage.sources import SourceFile
 
 __all__ = ["checksums", "take", "upload"]

@@ -13,7 +13,7 @@ from typing import TypeVar
 from turnout.errors import StorageError
 from turnout.filesystem import redacted
 
-__all__ = ["RetryPolicy", "is_transient", "storage_error"]
+__all__ = ["RetryPolicy", "is_transient", "patiently", "storage_error"]
 
 logger = logging.getLogger(__name__)
 
@@ -128,3 +128,18 @@ class RetryPolicy:
             if took > self.slow_s + expected_s:
                 logger.warning("storage: to %s %s took %.1f s: the storage is slow", doing, redacted(place), took)
             return result
+
+
+def patiently(function: Callable[[], T], doing: str, place: str) -> T:
+    """Call ``function`` as `RetryPolicy` does; what it asks a remote storage may be asked again.
+
+    Raises:
+        FileNotFoundError: as the function raised it.
+        StorageError: in place of any other OSError; without secrets.
+    """
+    try:
+        return RetryPolicy().call(function, doing, place)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise storage_error(doing, place, error) from None
