@@ -19,6 +19,7 @@ from turnout.checks import (
     refused,
 )
 from turnout.errors import UnsupportedError
+from turnout.filesystem import redacted
 
 __all__ = [
     "BackendConfig",
@@ -41,7 +42,7 @@ _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 class _Config:
-    """A `repr` that reads as the constructor: the fields that differ from their defaults."""
+    """A `repr` that reads as the constructor: the fields that differ from their defaults, and no secret of a URI."""
 
     __slots__ = ()
 
@@ -51,7 +52,8 @@ class _Config:
             value = getattr(self, item.name)
             default = item.default_factory() if item.default_factory is not MISSING else item.default
             if default is MISSING or type(value) is not type(default) or value != default:
-                shown.append(f"{item.name}={value!r}")
+                is_uri = isinstance(value, str) and "://" in value
+                shown.append(f"{item.name}={(redacted(value) if is_uri else value)!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def _set(self, name: str, value: object) -> None:

@@ -20,7 +20,8 @@ _S3_REQUEST_TIMEOUT_S = 60.0
 _S3_ATTEMPTS = 2  # Turnout retries by itself, with a deadline and a word about why
 
 _SECRETS = (
-    (re.compile(r"(?<=://)[^/@\s'\"]*@"), "***@"),  # user and password of a URI
+    # User and password of a URI, also where a slash in the password should have been written as %2F.
+    (re.compile(r"(?<=://)(?:[^/@\s'\"]*|[^/@\s'\":]+:(?!\d*/)[^@\s'\"?]*)@"), "***@"),
     (re.compile(r"(?<=\w)(://[^\s?'\"]*)\?[^\s'\")]*"), r"\1?***"),  # its query
     (re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{12,}\b"), "***"),  # key ids of AWS
     (
@@ -140,6 +141,8 @@ def _resolve_s3(uri: str) -> tuple[Any, str]:  # Any: pyarrow has no types
     bucket, path = parts.netloc.rpartition("@")[2], unquote(parts.path)
     if not bucket:
         raise StorageError(f"{redacted(uri)}: names no bucket; it reads s3://bucket/folder")
+    if ":" in bucket:
+        raise StorageError(f"{redacted(uri)}: names no bucket; a '/' in the password before '@' is written as %2F")
     if "region" not in options and "endpoint_override" not in options:
         try:
             options["region"] = pyarrow.fs.resolve_s3_region(bucket)

@@ -200,6 +200,12 @@ def test_a_wrong_key_is_told_within_seconds_with_the_buckets_name(s3: S3, bucket
     assert SECRET not in str(error)
 
 
+def test_a_password_with_a_plain_slash_is_refused_and_not_shown(s3: S3, bucket: str) -> None:
+    error = fit_at(s3.uri(f"{bucket}/runs", f"{KEY}:wJalrXUt/nFEMI/K7MDENG@"))
+    for part in (KEY, "wJalrXUt", "nFEMI", "K7MDENG"):
+        assert part not in str(error)
+
+
 def test_a_server_that_is_not_there_is_told_within_seconds(s3: S3) -> None:
     error = fit_at("s3://some-bucket/runs?scheme=http&endpoint_override=127.0.0.1:9&region=us-east-1")
     assert "some-bucket" in str(error)

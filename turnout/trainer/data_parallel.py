@@ -22,6 +22,7 @@ from turnout.controllers import registry
 from turnout.controllers.base import Controller, RunSpec
 from turnout.environment import Overrides, torchrun_variables
 from turnout.errors import UsageError
+from turnout.filesystem import redacted
 from turnout.result import Result
 from turnout.runtime import Run, console_logging
 from turnout.session import is_active_here
@@ -143,7 +144,7 @@ class DataParallelTrainer:
             resume_from_checkpoint=self._resume_from_checkpoint,
         )
         controller_class = registry.find(name)
-        place = "in memory" if run.storage_path is None else f"stored in {run.storage_path}"
+        place = "in memory" if run.storage_path is None else f"stored in {redacted(run.storage_path)}"
         logger.info(
             "run %r trains %s (%s), %s, because %s",
             run.name,
@@ -172,7 +173,7 @@ def _reason(scaling: ScalingConfig, run: RunConfig, overrides: Overrides) -> str
         ("TURNOUT_STORAGE_PATH", overrides.storage_path),
     ):
         if value is not None:
-            reasons.append(f"{variable}={value} overrides the argument")
+            reasons.append(f"{variable}={redacted(value)} overrides the argument")
     return ", ".join(reasons)
 
 
