@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NoReturn
 
-from turnout.checks import check_mapping, check_text, refused
+from turnout.checks import check_filesystem, check_json, check_mapping, check_text, refused
 from turnout.errors import CheckpointNotFoundError
 from turnout.filesystem import arrow_filesystem, download, kind_of, local_filesystem, resolve_uri
 from turnout.retry import patiently
@@ -50,6 +50,10 @@ class Checkpoint:
     def __init__(self, path: str | os.PathLike[str], filesystem: Any = None) -> None:  # Any: pyarrow has no types
         text = os.fspath(path) if isinstance(path, os.PathLike) else path
         check_text("Checkpoint.path", text, "a folder's path or URI")
+        if filesystem is not None:
+            check_filesystem("Checkpoint.filesystem", filesystem)
+            if "://" in text:
+                raise refused("Checkpoint.path", text, "with filesystem= it is a path on that filesystem, and no URI")
         self._filesystem = arrow_filesystem(filesystem)
         if filesystem is None:
             self._filesystem, self._path = resolve_uri(text)
@@ -93,7 +97,14 @@ class Checkpoint:
             CheckpointNotFoundError: the checkpoint's folder is not there.
         """
         self._require()
-        target = tempfile.mkdtemp(prefix="turnout-checkpoint-") if path is None else os.path.abspath(path)
+        if path is None:
+            target = tempfile.mkdtemp(prefix="turnout-checkpoint-")
+        else:
+            check_text("to_directory(): path", os.fspath(path), "a folder's path")
+            target = os.path.abspath(os.path.expanduser(path))
+            if os.path.exists(target) and (not os.path.isdir(target) or os.path.realpath(target) == self._path):
+                remedy = "takes a folder that is not the checkpoint's own, or one that is to be made"
+                raise refused("to_directory(): path", path, remedy)
         if self._filesystem is None:
             shutil.copytree(self._path, target, dirs_exist_ok=True)
         else:
@@ -152,11 +163,7 @@ class Checkpoint:
             UsageError: it is no dict, or JSON cannot hold it.
         """
         self._require()
-        check_mapping("metadata", metadata, "what JSON can hold")
-        try:
-            text = json.dumps(metadata)
-        except (TypeError, ValueError) as error:
-            raise refused("metadata", metadata, f"JSON cannot hold it: {error}") from error
+        text = check_json("metadata", metadata, "what JSON can hold")
         location = f"{self._path}/{METADATA_FILE}"
         if self._filesystem is None:
             partial = f"{location}.partial"

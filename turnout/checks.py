@@ -9,7 +9,17 @@ from typing import Any
 
 from turnout.errors import UsageError
 
-__all__ = ["check_choice", "check_file_name", "check_integer", "check_mapping", "check_number", "check_text", "refused"]
+__all__ = [
+    "check_choice",
+    "check_file_name",
+    "check_filesystem",
+    "check_integer",
+    "check_json",
+    "check_mapping",
+    "check_number",
+    "check_text",
+    "refused",
+]
 
 
 def refused(field: str, value: object, remedy: str) -> UsageError:
@@ -62,6 +72,24 @@ def check_mapping(field: str, value: Any, meaning: str) -> None:
     """Refuse what is no dict with text as keys."""
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise refused(field, value, f"takes a dict from names to values: {meaning}")
+
+
+def check_filesystem(field: str, value: Any) -> None:
+    """Refuse what is no filesystem of pyarrow's or fsspec's, by what it can do: neither is imported for this."""
+    is_arrow = hasattr(value, "open_output_stream") and hasattr(value, "get_file_info")
+    if isinstance(value, type) or not (is_arrow or (hasattr(value, "open") and hasattr(value, "info"))):
+        raise refused(field, value, "takes a pyarrow.fs.FileSystem or an fsspec filesystem")
+
+
+def check_json(field: str, value: Any, meaning: str) -> str:
+    """Refuse what is no dict that JSON can hold; returns it as JSON."""
+    import json
+
+    check_mapping(field, value, meaning)
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise refused(field, value, f"JSON cannot hold it: {error}") from error
 
 
 def check_file_name(field: str, value: Any, meaning: str) -> None:

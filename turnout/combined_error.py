@@ -82,7 +82,10 @@ def _combined_class(cause_class: type[BaseException]) -> type[BaseException]:
 
 
 def _new(error_class: type[BaseException], args: tuple[Any, ...], failures: dict[int, BaseException]) -> Any:
-    error: Any = error_class.__new__(error_class, *args)
+    try:
+        error: Any = error_class.__new__(error_class, *args)
+    except TypeError:  # the user's own needs arguments that are not kept
+        error = BaseException.__new__(error_class, *args)
     error.args = args
     error.worker_failures = failures
     return error

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 from turnout.callback import UserCallback
 from turnout.checks import (
     check_choice,
     check_file_name,
+    check_filesystem,
     check_integer,
     check_mapping,
     check_number,
@@ -85,7 +88,7 @@ class ScalingConfig(_Config):
 
     num_workers: int | tuple[int, int] = 1
     use_gpu: bool = False
-    resources_per_worker: dict[str, float] | None = None
+    resources_per_worker: Mapping[str, float] | None = None
     placement_strategy: str = "PACK"
     accelerator_type: str | None = None
     label_selector: dict[str, str] | list[dict[str, str]] | None = None
@@ -328,7 +331,7 @@ class RunConfig(_Config):
     storage_filesystem: Any = None  # Any: pyarrow's or fsspec's; neither is imported for it
     failure_config: FailureConfig | None = None
     checkpoint_config: CheckpointConfig | None = None
-    callbacks: list[UserCallback] | None = None
+    callbacks: Sequence[UserCallback] | None = None
     worker_runtime_env: dict[str, Any] | None = None  # Any: Ray's own format
     logging_config: LoggingConfig | None = None
     on_existing: str = "resume"
@@ -339,6 +342,8 @@ class RunConfig(_Config):
     def __post_init__(self) -> None:
         if self.name is not None:
             check_file_name("RunConfig.name", self.name, "a run's name")
+        if self.storage_filesystem is not None:
+            check_filesystem("RunConfig.storage_filesystem", self.storage_filesystem)
         if self.storage_filesystem is not None and self.storage_path is None:
             raise refused(
                 "RunConfig.storage_filesystem", self.storage_filesystem, "set storage_path, a path on it, too"
@@ -457,15 +462,22 @@ def normalized_storage_path(path: str | os.PathLike[str], *, on_filesystem: bool
     """
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     check_text("storage_path", text, "a local path or a URI such as s3://bucket/folder")
+    if isinstance(path, os.PathLike) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]", text):
+        raise refused("storage_path", path, "a path object folds the slashes of a URI; pass it as text")
     if "\0" in text:
         raise refused("storage_path", text, "a path holds no NUL character")
     if on_filesystem:
+        if "://" in text:
+            raise refused("storage_path", text, "with storage_filesystem it is a path on that filesystem, and no URI")
         return text.rstrip("/") or "/"
     scheme, separator, rest = text.partition("://")
     if not separator:
         return os.path.abspath(os.path.expanduser(text))
     if scheme == "file":
-        return os.path.abspath("/" + rest.partition("/")[2])
+        host, _, path_on_host = rest.partition("/")
+        if host not in ("", "localhost"):
+            raise refused("storage_path", text, f"names the host {host!r}; a local file's URI has three slashes")
+        return os.path.abspath("/" + unquote(path_on_host))
     if not scheme or not rest.strip("/"):
         raise refused("storage_path", text, "a URI has a scheme and a place, such as s3://bucket/folder")
     return text.rstrip("/")

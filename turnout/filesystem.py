@@ -98,7 +98,7 @@ def resolve_uri(uri: str) -> tuple[Any, str]:  # Any: pyarrow has no types
     if not separator:
         return None, os.path.abspath(os.path.expanduser(uri))
     if scheme == "file":
-        return None, os.path.abspath("/" + rest.partition("/")[2])
+        return None, os.path.abspath("/" + unquote(rest.partition("/")[2]))
     if scheme == "s3":
         return _resolve_s3(uri)
     import fsspec

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from turnout.checkpoint import Checkpoint
-from turnout.checks import check_choice, check_text
+from turnout.checks import check_choice, check_text, refused
 from turnout.errors import CheckpointNotFoundError, StorageError, TrainingFailedError, UsageError
 
 __all__ = ["Result"]
@@ -86,7 +86,11 @@ class Result:
         """
         from turnout.storage import best_first, checkpoint_of, committed, last_metrics
 
-        run = _run_at(os.fspath(path), storage_filesystem)
+        text = os.fspath(path) if isinstance(path, os.PathLike) else path
+        check_text("Result.from_path(): path", text, "the path or URI of a run's folder")
+        if not text.strip("/"):
+            raise refused("Result.from_path(): path", text, "is the root of a filesystem, and no run's folder")
+        run = _run_at(text, storage_filesystem)
         info, records = run.info(), committed(run)
         if info is None and not records:
             raise StorageError(f"{run.location} holds no run: neither a run.json nor a committed checkpoint is there")
@@ -139,14 +143,6 @@ class Result:
             )
         choose = max if mode == "max" else min
         return choose(scored, key=lambda pair: pair[0])[1]
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Result):
-            return NotImplemented
-        mine, others = ({**vars(each), "_metrics_dataframe": None} for each in (self, other))
-        return mine == others
-
-    __hash__ = None  # type: ignore[assignment]  # it may be changed
 
     def __repr__(self) -> str:
         names = ("metrics", "checkpoint", "error", "path", "best_checkpoints", "return_value", "return_values")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -229,3 +231,49 @@ def test_the_working_directory_and_environment_are_the_drivers(track: Track) -> 
     before = os.getcwd(), dict(os.environ)
     assert track.fit(lambda: os.getcwd()).return_value == before[0]
     assert (os.getcwd(), dict(os.environ)) == before
+
+
+def test_a_task_that_outlives_the_run_finds_no_session(track: Track) -> None:
+    tasks: list[asyncio.Task[list[str]]] = []
+
+    async def later() -> list[str]:
+        texts = []
+        for call in (FUNCTIONS["get_context"], FUNCTIONS["report"]):
+            try:
+                call()
+            except UsageError as error:
+                texts.append(str(error))
+        return texts
+
+    def train() -> None:
+        tasks.append(asyncio.get_running_loop().create_task(later()))
+
+    async def notebook() -> list[str]:
+        track.fit(train)
+        assert track.fit(lambda: 1).return_value == 1
+        return await tasks[0]
+
+    texts = asyncio.run(notebook())
+    assert len(texts) == 2
+    assert all("has ended" in text for text in texts)
+
+
+def test_a_signal_handler_may_report_while_a_report_is_under_way(track: Track) -> None:
+    def train() -> int:
+        handled: list[int] = []
+
+        def handler(*_: object) -> None:
+            handled.append(1)
+            turnout.report({"from": "handler"})
+
+        before = signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
+        try:
+            while len(handled) < 20:
+                turnout.report({"from": "loop"})
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        return len(handled)
+
+    assert track.fit(train).return_value >= 20

@@ -299,6 +299,20 @@ def test_metrics_of_every_kind_come_back_as_they_were(track: Track, tmp_path: Pa
     assert list(frame["changes"].iloc[1:]) == [1, "text"]
 
 
+def test_metrics_that_no_file_holds_well_spoil_no_others(track: Track, tmp_path: Path) -> None:
+    def train() -> None:
+        turnout.report({"big": 10**5000, "x": 1})
+        turnout.report({"half": "\ud800", "x": 2})
+        turnout.report({"a/b": 1, "a": {"b": 2}, "x": 3})
+
+    result = track.fit(train, run_config=stored(tmp_path))
+    frame = result.metrics_dataframe
+    assert list(frame["x"]) == [1, 2, 3]
+    assert frame["big"].iloc[0].startswith("not written:")
+    assert frame["half"].iloc[1] == r"\ud800"
+    assert frame["a/b"].iloc[2] in (1, 2)
+
+
 def test_a_storage_path_that_cannot_be_written_is_refused_before_the_function_starts(
     track: Track, tmp_path: Path
 ) -> None:

@@ -248,7 +248,8 @@ def test_storage_that_refuses_is_a_storage_error_on_the_calls_own_line(track: Tr
         finally:
             os.remove(path)
 
-    track.fit(train, run_config=stored(tmp_path))
+    with pytest.raises(StorageError, match=r"run\.json is gone"):
+        track.fit(train, run_config=stored(tmp_path))
 
 
 @pytest.mark.parametrize("mode", [SYNC, ASYNC])
@@ -289,3 +290,71 @@ def test_a_checkpoint_whose_name_is_as_long_as_a_folders_may_be_is_kept(track: T
 
     result = track.fit(train, run_config=stored(tmp_path))
     assert [text_in(checkpoint, "step") for checkpoint, _ in result.best_checkpoints or ()] == ["0", "1"]
+
+
+def test_an_upload_function_finds_its_own_run_while_another_trains_too(track: Track, tmp_path: Path) -> None:
+    both = threading.Barrier(2)
+
+    def put(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        target = turnout.get_context().get_storage().checkpoint_path(name)
+        shutil.copytree(checkpoint.path, target, dirs_exist_ok=True)
+        return Checkpoint(target)
+
+    def train(config: dict[str, int]) -> None:
+        both.wait()
+        path = folder(tmp_path, config["step"])
+        turnout.report({}, Checkpoint(path), checkpoint_upload_mode=ASYNC, checkpoint_upload_fn=put)
+        turnout.get_all_reported_checkpoints()
+        both.wait()
+
+    results: dict[int, turnout.Result] = {}
+
+    def run(step: int) -> None:
+        run_config = stored(tmp_path, name=f"run-{step}")
+        results[step] = track.fit(train, train_loop_config={"step": step}, run_config=run_config)
+
+    threads = [threading.Thread(target=run, args=(step,)) for step in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {step: text_in(result.checkpoint, "step") for step, result in results.items()} == {0: "0", 1: "1"}
+
+
+def test_a_forked_child_that_asks_does_not_wait_for_an_upload(track: Track, tmp_path: Path, gate: Gate) -> None:
+    def train() -> int:
+        path = folder(tmp_path, 0)
+        turnout.report({}, Checkpoint(path), checkpoint_upload_mode=ASYNC, checkpoint_upload_fn=gate)
+        gate.entered.wait()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(len(turnout.get_all_reported_checkpoints()))
+        status = os.waitpid(pid, 0)[1]
+        gate.opened.set()
+        return os.waitstatus_to_exitcode(status)
+
+    assert track.fit(train, run_config=stored(tmp_path)).return_value == 0
+
+
+def test_a_retry_does_not_wait_for_an_upload_that_was_given_up(
+    track: Track, tmp_path: Path, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train() -> str:
+        if gate.entered.is_set():
+            gate.opened.set()
+            return "second"
+        path = folder(tmp_path, 0)
+        turnout.report({}, Checkpoint(path), checkpoint_upload_mode=ASYNC, checkpoint_upload_fn=gate)
+        gate.entered.wait()
+        raise RuntimeError("first")
+
+    run_config = stored(
+        tmp_path,
+        checkpoint_config=CheckpointConfig(drain_timeout_s=0.05),
+        failure_config=turnout.FailureConfig(max_failures=1),
+    )
+    threads = set(threading.enumerate())
+    assert track.fit(train, run_config=run_config).return_value == "second"
+    assert "hangs, and is left behind" in caplog.text
+    for thread in set(threading.enumerate()) - threads:
+        thread.join()

@@ -53,6 +53,7 @@ REFUSED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (RunConfig, {"name": "ü" * 200}, "at most 255 bytes"),
     (RunConfig, {"storage_path": ""}, "storage_path=''"),
     (RunConfig, {"storage_path": 3}, "storage_path=3"),
+    (RunConfig, {"storage_path": Path("s3://bucket/x")}, "storage_path=.*pass it as text"),
     (RunConfig, {"storage_path": "s3://"}, "storage_path='s3://'"),
     (RunConfig, {"storage_path": "a\0b"}, "NUL"),
     (RunConfig, {"storage_filesystem": object()}, "storage_filesystem"),
@@ -149,6 +150,11 @@ def test_every_spelling_of_a_local_path_names_the_same_storage(tmp_path: Path, m
         "~/runs",
     ]
     assert {RunConfig(storage_path=each).storage_path for each in spellings} == {str(tmp_path / "runs")}
+
+
+def test_a_file_uri_may_have_escapes() -> None:
+    assert RunConfig(storage_path="file:///tmp/a%20b").storage_path == "/tmp/a b"
+    assert turnout.Checkpoint("file:///tmp/a%20b").path == "/tmp/a b"
 
 
 def test_a_uri_is_kept_without_its_trailing_slash() -> None:

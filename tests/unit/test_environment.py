@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,6 +99,35 @@ def test_a_program_without_logging_sees_the_line_on_its_console(tmp_path: Path) 
     assert "INFO turnout: run 'turnout-" in lines[0]
     assert "reported {'loss': 1}" in lines[1]
     assert done.stdout == "[<NullHandler (NOTSET)>] 0\n"
+
+
+def test_overlapping_runs_leave_logging_as_it_was() -> None:
+    logger = logging.getLogger("turnout")
+    before = logger.level, list(logger.handlers)
+    first_is_in, second_is_in, first_is_out = threading.Event(), threading.Event(), threading.Event()
+
+    def first() -> None:
+        first_is_in.set()
+        second_is_in.wait()
+
+    def second() -> None:
+        second_is_in.set()
+        first_is_out.wait()
+
+    run_config = RunConfig(logging_config=LoggingConfig("DEBUG"))
+
+    def run(train_fn: Callable[[], None], done: threading.Event | None = None) -> None:
+        DataParallelTrainer(train_fn, run_config=run_config, scaling_config=ScalingConfig(num_workers=0)).fit()
+        if done is not None:
+            done.set()
+
+    threads = [threading.Thread(target=run, args=(first, first_is_out)), threading.Thread(target=run, args=(second,))]
+    threads[0].start()
+    first_is_in.wait()
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    assert (logger.level, logger.handlers) == before
 
 
 def test_a_log_level_that_is_asked_for_holds_during_fit_only(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import pickle
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -63,12 +63,20 @@ class WithText(Exception):
         return f"{self.first} of {self.second}"
 
 
+class OwnNew(Exception):
+    def __new__(cls, first: int, second: int) -> Self:
+        return super().__new__(cls, first)
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
 class Final(Exception):
     def __init_subclass__(cls) -> None:
         raise TypeError("final")
 
 
-@pytest.mark.parametrize("cause", [WithSlots(5), WithText(1, 2)], ids=lambda cause: type(cause).__name__)
+@pytest.mark.parametrize("cause", [WithSlots(5), WithText(1, 2), OwnNew(1, 2)], ids=lambda cause: type(cause).__name__)
 def test_a_class_of_the_users_combines_with_what_it_holds(cause: Exception) -> None:
     error = pickle.loads(pickle.dumps(combine(cause, {0: KeyError("k")})))
     assert isinstance(error, type(cause))
@@ -107,6 +115,7 @@ def test_an_exception_that_cannot_be_rebuilt_from_its_pickle_travels_all_the_sam
     error = pickle.loads(pickle.dumps(combine(cause, {1: cause})))
     assert isinstance(error, NeedsTwo)
     assert str(error) == "1, 2"
+    assert isinstance(error, turnout.WorkerGroupError)
     assert str(error.worker_failures[1]) == "NeedsTwo: 1, 2"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tempfile
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -44,6 +45,12 @@ def test_progress_shows_the_columns_and_reports_that_it_is_asked_for() -> None:
 
     fit(train, ProgressLogger(columns=["step"], every=4, console=Console(file=output, width=100)))
     assert [line.split()[0] for line in output.getvalue().splitlines()] == ["step", "0", "4", "8"]
+
+
+@pytest.mark.parametrize("arguments", [{"every": 0}, {"every": "x"}, {"columns": "loss"}, {"columns": [1]}])
+def test_progress_refuses_what_cannot_be_meant(arguments: dict[str, Any]) -> None:
+    with pytest.raises(turnout.UsageError, match=next(iter(arguments))):
+        ProgressLogger(**arguments)
 
 
 def test_progress_shows_a_failure() -> None:

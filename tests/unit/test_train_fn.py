@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -55,6 +56,8 @@ class AsyncCallable:
         (None, "train_loop_per_worker=None"),
         ("train", "train_loop_per_worker='train'"),
         (Callable0, "train_loop_per_worker=<class"),
+        (functools.partial(functools.partial(generator, 1)), "is a coroutine or generator"),
+        (functools.partial(coroutine), "is a coroutine or generator"),
         (functools.partial(two_required), "requires the arguments config, extra"),
     ],
     ids=lambda value: str(value)[:30],
@@ -62,6 +65,12 @@ class AsyncCallable:
 def test_what_is_no_train_function_is_refused_when_the_trainer_is_built(function: Any, named: str) -> None:
     with pytest.raises(UsageError, match=named):
         DataParallelTrainer(function, scaling_config=IN_PROCESS)
+
+
+@pytest.mark.parametrize("function", [lambda: coroutine(), lambda: generator(None), lambda: async_generator()])
+def test_a_function_that_hands_back_what_nobody_runs_has_trained_nothing(function: Any) -> None:
+    with pytest.raises(UsageError, match="which nobody runs"):
+        DataParallelTrainer(function, scaling_config=IN_PROCESS).fit()
 
 
 def optional(config: Any = "default", other: int = 3) -> Any:
@@ -99,7 +108,7 @@ def test_a_config_that_the_function_does_not_take_is_warned_of(caplog: pytest.Lo
 
 
 def test_what_the_function_does_to_its_config_does_not_reach_the_next_attempt_or_the_user() -> None:
-    config = {"nested": {"list": [1]}, "lr": 0.1}
+    config = collections.OrderedDict(nested={"list": [1]}, lr=0.1)
 
     def train(config: dict[str, Any]) -> float:
         config["nested"]["list"].append(2)
@@ -128,6 +137,7 @@ def test_what_the_function_does_to_its_config_does_not_reach_the_next_attempt_or
         ({"dataset_config": 1}, "dataset_config=1"),
         ({"resume_from_checkpoint": "path"}, "resume_from_checkpoint='path'"),
         ({"metadata": 1}, "metadata=1"),
+        ({"metadata": {"a": {(1, 2): 3}}}, "metadata=.*JSON cannot hold it"),
         ({"backend_config": 1}, "backend_config=1"),
         ({"validation_config": print}, "validation_config="),
     ],

@@ -14,6 +14,7 @@ from turnout import (
     ReportedCheckpoint,
     ReportedCheckpointStatus,
     Result,
+    RunConfig,
     UsageError,
     ValidationConfig,
 )
@@ -80,10 +81,9 @@ def test_metadata_is_stored_beside_the_files(tmp_path: Path) -> None:
 def test_a_result_pickles_and_reads_as_its_constructor(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
     result = Result({"loss": 1.0}, checkpoint, best_checkpoints=[(checkpoint, {"loss": 1.0})], return_values=[1, 2])
-    assert pickle.loads(pickle.dumps(result)) == result
-    assert eval(repr(result)) == result
+    assert vars(pickle.loads(pickle.dumps(result))) == vars(result)
+    assert vars(eval(repr(result))) == vars(result)
     assert repr(Result()) == "Result()"
-    assert result != Result()
 
 
 def test_a_reported_checkpoint_pickles(tmp_path: Path) -> None:
@@ -93,3 +93,39 @@ def test_a_reported_checkpoint_pickles(tmp_path: Path) -> None:
 
 def test_a_validation_config_reads_as_its_constructor() -> None:
     assert repr(ValidationConfig(fn=dict)) == "ValidationConfig(fn=<class 'dict'>)"
+
+
+@pytest.mark.parametrize("filesystem", [5, "s3", dict])
+def test_what_is_no_filesystem_is_refused(filesystem: object, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"Checkpoint\.filesystem=.*fsspec filesystem"):
+        Checkpoint(tmp_path, filesystem)
+    with pytest.raises(UsageError, match=r"RunConfig\.storage_filesystem=.*fsspec filesystem"):
+        RunConfig(storage_path="runs", storage_filesystem=filesystem)
+
+
+def test_a_uri_on_a_filesystem_of_ones_own_is_refused() -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    with pytest.raises(UsageError, match="and no URI"):
+        RunConfig(storage_path="memory://runs", storage_filesystem=memory)
+    with pytest.raises(UsageError, match="and no URI"):
+        Checkpoint("memory://runs", memory)
+
+
+def test_a_file_uri_with_a_host_is_refused() -> None:
+    with pytest.raises(UsageError, match="the host 'tmp'"):
+        RunConfig(storage_path="file://tmp/runs")
+
+
+@pytest.mark.parametrize("path", ["", None, 3, "/"])
+def test_what_is_no_runs_folder_is_refused(path: object) -> None:
+    with pytest.raises(UsageError, match=r"Result\.from_path\(\): path"):
+        Result.from_path(path)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_is_not_copied_onto_itself_or_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for target in (tmp_path, tmp_path / "file", ""):
+        with pytest.raises(UsageError, match=r"to_directory\(\): path"):
+            Checkpoint(tmp_path).to_directory(target)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnout.callback import UserCallback
 from turnout.checkpoint import Checkpoint
+from turnout.checks import check_integer, refused
 from turnout.config import TrainRunContext
 
 if TYPE_CHECKING:
@@ -34,8 +35,12 @@ class ProgressLogger(UserCallback):
     def __init__(self, *, columns: list[str] | None = None, every: int = 1, console: Console | None = None) -> None:
         from rich.console import Console
 
+        if columns is not None and (
+            not isinstance(columns, list) or not all(isinstance(each, str) for each in columns)
+        ):
+            raise refused("ProgressLogger.columns", columns, 'takes a list of metric names, such as ["loss"]')
         self._columns = columns
-        self._every = every
+        self._every = check_integer("ProgressLogger.every", every, at_least=1, remedy="takes a whole number of reports")
         self._console = console or Console(highlight=False)
         self._started = time.monotonic()
         self._count = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Iterator
 
 from turnout.config import LoggingConfig
@@ -13,28 +14,55 @@ __all__ = ["console_logging"]
 _package_logger = logging.getLogger(__name__.partition(".")[0])
 
 
+class _Borrowed:
+    """What overlapping runs share: the first keeps what the package's logger was, the last puts it back."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.num_users = 0
+        self.level = logging.NOTSET
+        self.handler: logging.Handler | None = None
+
+
+_borrowed = _Borrowed()
+
+
 @contextlib.contextmanager
 def console_logging(config: LoggingConfig | None) -> Iterator[None]:
-    """Show Turnout's own messages while the block runs; afterwards logging is as it was.
+    """Show Turnout's own messages while the block runs; once no block does, logging is as it was.
 
     Args:
         config: a level that the user asked for holds in any case; None means INFO, and only where the program has
             configured no logging itself.
     """
-    is_configured = logging.root.hasHandlers() or any(
-        not isinstance(handler, logging.NullHandler) for handler in _package_logger.handlers
-    )
-    level = _package_logger.level
-    handler = None
-    if not is_configured:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s turnout: %(message)s", "%H:%M:%S"))
-        _package_logger.addHandler(handler)
-    if config is not None or not is_configured:
-        _package_logger.setLevel((config or LoggingConfig()).log_level)
+    with _borrowed.lock:
+        _borrow(config)
     try:
         yield
     finally:
-        _package_logger.setLevel(level)
-        if handler is not None:
-            _package_logger.removeHandler(handler)
+        with _borrowed.lock:
+            _give_back()
+
+
+def _borrow(config: LoggingConfig | None) -> None:
+    own = [handler for handler in _package_logger.handlers if not isinstance(handler, logging.NullHandler)]
+    is_configured = logging.root.hasHandlers() or any(handler is not _borrowed.handler for handler in own)
+    if _borrowed.num_users == 0:
+        _borrowed.level = _package_logger.level
+    _borrowed.num_users += 1
+    if not is_configured and _borrowed.handler is None:
+        _borrowed.handler = logging.StreamHandler()
+        _borrowed.handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s turnout: %(message)s", "%H:%M:%S"))
+        _package_logger.addHandler(_borrowed.handler)
+    if config is not None or not is_configured:
+        _package_logger.setLevel((config or LoggingConfig()).log_level)
+
+
+def _give_back() -> None:
+    _borrowed.num_users -= 1
+    if _borrowed.num_users > 0:
+        return
+    _package_logger.setLevel(_borrowed.level)
+    if _borrowed.handler is not None:
+        _package_logger.removeHandler(_borrowed.handler)
+        _borrowed.handler = None

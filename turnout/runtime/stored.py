@@ -81,6 +81,7 @@ class StorageKeeper:
         """Whether this run replaces an older one, which stands until this one's first commit."""
         self._was_verified = False
         self._lost: StorageError | None = None
+        self._kept: Kept | None = None
 
     def __enter__(self) -> Self:
         """Take the run.
@@ -108,20 +109,30 @@ class StorageKeeper:
             # A train function that failed, or was interrupted, has waited for its uploads as long as it was to.
             is_waited_for = error is not None and self._tasks.num_pending(UPLOAD) > 0
             self._tasks.close(None if error is None else 0.0 if is_waited_for else self._config.drain_timeout_s)
+            while (failed := self._tasks.take_failure(_RETENTION)) is not None:
+                logger.warning("run %r: retention failed: %s", self._spec.name, failed)
             try:
                 if self._lost is not None or self._run.current_attempt() != self._attempt:
                     self._history.close()
                     return
-                self._history.seal()
+                self._seal()
                 status = "FINISHED" if error is None else "ERRORED" if isinstance(error, Exception) else "ABORTED"
                 self._run.finish(status, error=None if error is None else f"{type(error).__name__}: {text_of(error)}")
+                if error is None:
+                    self._kept = self._read_kept()  # while nobody else may change it
             except StorageError as failure:  # the checkpoints are safe; what the user is told of comes first
-                logger.warning("run %r ended, but its history could not be completed: %s", self._spec.name, failure)
+                if error is None:
+                    raise
+                logger.warning("run %r ended, but that could not be written: %s", self._spec.name, failure)
 
     def begin_attempt(self, cause: str) -> AttemptPlan:
         """Take the next number, and find what to go on from."""
         run = self._run
-        self._tasks.drain()  # what the attempt before has left to remove must not meet what this one writes
+        # What the attempt before has left to remove must not meet what this one writes.
+        if not self._tasks.drain(timeout_s=self._config.drain_timeout_s):
+            logger.warning("run %r: an upload of the attempt before hangs, and is left behind", run.name)
+            self._tasks.close(0.0)
+            self._tasks = TaskQueue("turnout-uploads")
         self._attempt = run.begin_attempt(cause)
         self._num_reports = 0
         clean_uncommitted(run)
@@ -195,7 +206,10 @@ class StorageKeeper:
         return self._newest or self._spec.resume_from_checkpoint
 
     def kept(self) -> Kept:
-        """What the folder holds now."""
+        """What the folder held when the run ended."""
+        return self._read_kept() if self._kept is None else self._kept
+
+    def _read_kept(self) -> Kept:
         records = committed(self._run)
         ranked = best_first(records, self._config.checkpoint_score_attribute, self._config.checkpoint_score_order)
         folder = self._run.checkpoints
@@ -256,6 +270,12 @@ class StorageKeeper:
                 failed = ReportedCheckpointStatus.VALIDATION_FAILED
                 done.append(update_record(self._run.checkpoints / record.name, status=failed) or record)
         return done
+
+    def _seal(self) -> None:
+        try:
+            self._history.seal()
+        except Exception:  # no fault of the history's may stand for how the run ended; its rows are in metrics.jsonl
+            logger.warning("run %r: its history could not be sealed", self._spec.name, exc_info=True)
 
     def _release(self) -> None:
         try:

@@ -34,8 +34,10 @@ def active() -> TrainFnUtils:
         UsageError: there is none, or the process has several and this thread belongs to none of them.
     """
     utils = get_here()
-    if utils:
+    if utils and not utils.is_closed:
         return utils
+    if utils:
+        raise UsageError("the run that this code was started in has ended; no run is active here")
     if utils is None and len(_sessions) == 1:
         return _sessions[0]
     if utils is None and _sessions:
@@ -51,7 +53,8 @@ def active() -> TrainFnUtils:
 
 def is_active_here() -> bool:
     """Whether this very code, and not merely another thread of its process, runs in a session."""
-    return bool(_here.get())
+    utils = get_here()
+    return not utils.is_closed if utils else False
 
 
 def of_process() -> tuple[TrainFnUtils, ...]:

@@ -22,7 +22,7 @@ class Outbox:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a signal handler may report while a report is under way
         self.num_reports = 0
         self.refusal: str | None = None
         """Why nothing is taken any more; None while the worker runs."""
@@ -57,5 +57,5 @@ class Outbox:
 
     def become_forked_child(self, refusal: str) -> None:
         """This process is a copy, made while another thread may have held the lock."""
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.refusal = refusal

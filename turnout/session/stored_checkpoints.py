@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -95,6 +96,7 @@ class StoredCheckpoints:
         self._index = plan.next_index
         self._latest = plan.resume_from
         self._names: set[str] = set()
+        self._pid = os.getpid()
 
     def save(self, report: CheckpointReport) -> Saved:
         """Commit the report's checkpoint, or take its files and commit them in the background.
@@ -119,7 +121,8 @@ class StoredCheckpoints:
         self, consistency_mode: CheckpointConsistencyMode, timeout_s: float | None
     ) -> list[ReportedCheckpoint]:
         """All that are committed, oldest first; what is under way is waited for first."""
-        self._uploads.drain(UPLOAD, timeout_s)
+        if os.getpid() == self._pid:  # a forked copy of the worker has no uploads under way
+            self._uploads.drain(UPLOAD, timeout_s)
         run = self._plan.run
         return [reported(run.checkpoints / record.name, record) for record in committed(run)]
 

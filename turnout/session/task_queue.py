@@ -5,6 +5,7 @@ Tasks are of kinds (uploads, retention), so that whoever waits for one kind does
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from collections import Counter, deque
@@ -25,7 +26,7 @@ class TaskQueue:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._tasks: deque[tuple[str, Task]] = deque()
+        self._tasks: deque[tuple[str, Task, contextvars.Context]] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._pending: Counter[str] = Counter()
@@ -43,7 +44,7 @@ class TaskQueue:
         with self._changed:
             if max_pending is not None:
                 self._changed.wait_for(lambda: self._pending[kind] < max_pending)
-            self._tasks.append((kind, task))
+            self._tasks.append((kind, task, contextvars.copy_context()))
             self._pending[kind] += 1
             if self._thread is None:
                 # A daemon: an upload that hangs for ever must not keep the interpreter from ending.
@@ -96,7 +97,7 @@ class TaskQueue:
         is_done = self.drain(timeout_s=timeout_s)
         with self._changed:
             self._is_closed = True
-            for kind, _ in self._tasks:
+            for kind, _, _ in self._tasks:
                 self._pending[kind] -= 1
             self._tasks.clear()
             self._changed.notify_all()
@@ -111,10 +112,10 @@ class TaskQueue:
                 self._changed.wait_for(lambda: self._tasks or self._is_closed)
                 if not self._tasks:
                     return
-                kind, task = self._tasks.popleft()
+                kind, task, context = self._tasks.popleft()
             failure: Exception | None = None
             try:
-                task()
+                context.run(task)  # in the session of whoever submitted it
             except Exception as error:  # the edge of the thread
                 failure = error
             except BaseException as error:  # an exit, say, of a user's function: it must not end this thread
@@ -124,4 +125,4 @@ class TaskQueue:
                 if failure is not None:
                     self._failures.append((kind, failure))
                 self._changed.notify_all()
-            del task, failure  # a waiting thread holds on to nothing
+            del task, context, failure  # a waiting thread holds on to nothing

@@ -56,6 +56,7 @@ class TrainFnUtils:
         # that is committed in the background needs while this one waits for its turn.
         self._saving = threading.Lock()
         self._saver = 0
+        self._is_closed = False
 
     @staticmethod
     def is_distributed() -> bool:
@@ -150,8 +151,14 @@ class TrainFnUtils:
         """
         self._checkpoints.finish(failure)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the train function has ended."""
+        return self._is_closed
+
     def close(self) -> None:
         """A thread that the train function left behind can report no more."""
+        self._is_closed = True
         self._outbox.close("the run that this thread was started in has ended")
 
     def become_forked_child(self) -> None:
@@ -238,6 +245,8 @@ def _checked(
     if checkpoint.is_local and not os.path.isdir(checkpoint.path):
         found = "is a file; put it into a folder" if os.path.exists(checkpoint.path) else "does not exist"
         raise CheckpointNotFoundError(f"report(): the checkpoint's folder {checkpoint.path} {found}")
+    if not checkpoint.is_local:
+        checkpoint._require()
     if dir_name is not None:
         check_file_name("report(): checkpoint_dir_name", dir_name, "a checkpoint's name")
     if not isinstance(upload_mode, CheckpointUploadMode):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import itertools
 import json
 import logging
@@ -224,7 +225,9 @@ def history_dataframe(run: RunFolder, *, rank: int = 0) -> Any:  # Any: a pandas
         for key, value in _flattened(row.metrics):
             column = columns.setdefault(key, [])
             column.extend([None] * (length - len(column)))
-            column.append(value)
+            if type(value) is str and not value.isascii() and not _is_utf8(value):
+                value = value.encode(errors="backslashreplace").decode()  # noqa: PLW2901  # pandas holds no half of a pair
+            column[length:] = [value]  # where a nested metric and one with a slash meet, the later one counts
         length += 1
     for column in columns.values():
         column.extend([None] * (length - len(column)))
@@ -261,9 +264,25 @@ def _counting(rows: Iterable[HistoryRow], attempts: Iterable[Attempt]) -> list[H
 
 def _encoded(rows: Iterable[_Row]) -> bytes:
     encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
-    lines = [encode((index, rank, attempt, at, name, metrics)) for index, rank, attempt, at, name, metrics in rows]
+    rows = list(rows)
+    try:
+        lines = [encode(row) for row in rows]
+    except (ValueError, RecursionError):  # one that cannot be written must not hold up the others for ever
+        lines = [encode((*row[:-1], _writable(row[-1]))) for row in rows]
     lines.append("")
     return "\n".join(lines).encode()
+
+
+def _writable(metrics: dict[str, Any]) -> dict[str, Any]:  # Any: as in HistoryRow
+    """The metrics, with a word in place of each that JSON's encoder refuses: an integer of thousands of digits, say."""
+    written = {}
+    for key, value in metrics.items():
+        try:
+            json.dumps(value)
+            written[key] = value
+        except (ValueError, RecursionError) as error:
+            written[key] = f"not written: {error}"
+    return written
 
 
 def _decoded(lines: Iterable[bytes], place: object) -> Iterator[HistoryRow]:
@@ -288,9 +307,23 @@ def _covered(run: RunFolder) -> dict[str, list[Any]]:  # Any: a length and a che
         return {}
     import pyarrow.parquet as pq
 
-    metadata = pq.read_schema(sealed.path, filesystem=sealed.filesystem).metadata or {}
+    metadata = pq.read_schema(_source_of(sealed)).metadata or {}
     covered: dict[str, list[Any]] = json.loads(metadata.get(_COVERED, b"{}"))
     return covered
+
+
+def _source_of(sealed: StorageLocation) -> Any:  # Any: a path, or a stream of pyarrow's
+    """What the sealed file is read from; a remote one is read whole first, as that can be asked for again."""
+    if sealed.is_local:
+        return sealed.path
+    import pyarrow as pa
+
+    return pa.BufferReader(sealed.read() or b"")
+
+
+def _head_of(place: StorageLocation, size: int) -> bytes:
+    with place.open_input() as stream:
+        return bytes(stream.read(min(size, _HEAD)))
 
 
 def _unsealed_rows(run: RunFolder) -> Iterator[HistoryRow]:
@@ -326,8 +359,8 @@ def _seal(run: RunFolder) -> None:
     for name in files:
         place = run.location / name
         size = place.size() or 0
-        with place.open_input() as stream:
-            covered[name] = [size, checksum_of([stream.read(min(size, _HEAD))])]
+        head = place._do("read", functools.partial(_head_of, place, size))
+        covered[name] = [size, checksum_of([head])]
     kinds: dict[str, dict[str, str]] = {}
     for row in read_history(run):
         _learn(kinds, row.metrics)
@@ -375,7 +408,18 @@ def _kind(path: str, leaf: Any) -> str:  # Any: as in HistoryRow
         return _JSON
     if type(leaf) is int:
         return "int" if abs(leaf) < 1 << 53 else _JSON  # what a float holds exactly, should floats come
-    return {float: "float", str: "str", bool: "bool"}.get(type(leaf), _JSON)
+    if type(leaf) is str:
+        return "str" if leaf.isascii() or _is_utf8(leaf) else _JSON
+    return {float: "float", bool: "bool"}.get(type(leaf), _JSON)
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether it can be encoded: half of a surrogate pair cannot, and JSON escapes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _leaves(parts: tuple[str, ...], value: Any) -> Iterator[tuple[str, Any]]:  # Any: as in HistoryRow
@@ -429,7 +473,7 @@ def _table(rows: list[HistoryRow], columns: dict[str, str], schema: Any) -> Any:
 def _sealed_rows(sealed: StorageLocation) -> Iterator[HistoryRow]:
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(sealed.path, filesystem=sealed.filesystem) as file:
+    with pq.ParquetFile(_source_of(sealed)) as file:
         paths = [name for name in file.schema_arrow.names if name not in _FIXED]
         nested = [(path, path.split("/")) for path in paths]
         for batch in file.iter_batches(_GROUP_ROWS):

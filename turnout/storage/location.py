@@ -370,6 +370,8 @@ class StorageLocation:
         """As `_try`, with a StorageError for an OSError."""
         try:
             return self._try(function, doing)
+        except NotImplementedError as error:
+            raise StorageError(f"{self}: a {self.kind} filesystem cannot {doing} it, and so store no runs") from error
         except OSError as error:
             if is_full(error):
                 raise no_space(self, need, error) from error

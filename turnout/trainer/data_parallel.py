@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from turnout.checkpoint import Checkpoint
-from turnout.checks import check_mapping, refused
+from turnout.checks import check_json, check_mapping, refused
 from turnout.config import (
     BackendConfig,
     DataConfig,
@@ -93,7 +93,7 @@ class DataParallelTrainer:
         self._dataset_config = _checked("dataset_config", dataset_config, DataConfig) or DataConfig()
         self._validation_config = _checked("validation_config", validation_config, ValidationConfig)
         if metadata is not None:
-            check_mapping("metadata", metadata, "what is kept with the run")
+            check_json("metadata", metadata, "what is kept with the run")
         self._metadata = metadata
         self._resume_from_checkpoint = _checked("resume_from_checkpoint", resume_from_checkpoint, Checkpoint)
         if self._scaling_config.controller is not None:

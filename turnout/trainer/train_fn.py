@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import logging
 from collections.abc import Callable
@@ -39,7 +40,15 @@ class BoundTrainFn:
 
     def __call__(self) -> Any:  # Any: the user's own return value
         """Call the function; what it changes in its configuration does not outlive the call, as on another process."""
-        return self.function(_copied(self.config)) if self.takes_config else self.function()
+        value = self.function(_copied(self.config)) if self.takes_config else self.function()
+        if inspect.iscoroutine(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
+            if inspect.iscoroutine(value):
+                value.close()
+            raise UsageError(
+                f"the train function {self.name} returned a {type(value).__name__}, which nobody runs: nothing was "
+                "trained. Run it inside of the function, for example with asyncio.run"
+            )
+        return value
 
 
 def bind(function: Any, config: Any) -> BoundTrainFn:  # Any: it is what this function checks
@@ -51,7 +60,10 @@ def bind(function: Any, config: Any) -> BoundTrainFn:  # Any: it is what this fu
     name = getattr(function, "__qualname__", None) or repr(function)
     if not callable(function) or inspect.isclass(function):
         raise UsageError(f"train_loop_per_worker={function!r}: takes a function of no argument, or of one: the config")
-    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    plain = function
+    while isinstance(plain, functools.partial):
+        plain = plain.func
+    called = plain if inspect.isroutine(plain) else getattr(plain, "__call__", plain)  # noqa: B004
     if inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
         raise UsageError(f"train_loop_per_worker={name}: is a coroutine or generator function; a plain one is called")
     try:
