@@ -8,19 +8,20 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import peer
+from benchmarks import disk, peer
 
 __all__ = ["describe_machine", "describe_versions"]
 
 
 def describe_machine() -> dict[str, str]:
-    """The CPU's model, how many cores this process may use, the memory and the operating system."""
+    """The CPU's model, how many cores this process may use, the memory, the disk's filesystem, the operating system."""
     system = platform.system()
     if system == "Linux":
         distribution = platform.freedesktop_os_release().get("PRETTY_NAME", "")
         kernel = ".".join(platform.release().split(".")[:2])
         system = f"{distribution}, Linux {kernel}"
-    return {"cpu": _cpu_model(), "cores": str(_num_cores()), "memory": _memory(), "os": system}
+    facts = {"cpu": _cpu_model(), "cores": str(_num_cores()), "memory": _memory()}
+    return {**facts, "disk": disk.filesystem_type(), "os": system}
 
 
 def describe_versions() -> dict[str, str]:

@@ -58,7 +58,7 @@ def write_record(record: Record, folder: Path) -> None:
 def write_table(folder: Path) -> None:
     """Write ``README.md`` from the JSON files of the folder: a table for each machine and set of versions."""
     records = [json.loads(path.read_text()) for path in folder.glob("P*.json")]
-    records.sort(key=lambda record: int(record["id"][1:]))
+    records.sort(key=_place_of)
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         groups.setdefault((_listed(record["machine"]), _listed(record["versions"])), []).append(record)
@@ -67,6 +67,13 @@ def write_table(folder: Path) -> None:
         parts.append(f"Machine: {machine}.  \nVersions: {versions}.\n")
         parts.append(_table(members))
     (folder / "README.md").write_text("\n".join(parts))
+
+
+def _place_of(record: Record) -> tuple[int, str]:
+    """By the number, and then by the letters that may follow it: P3, P3S, P4."""
+    after_letter = record["id"][1:]
+    letters = after_letter.lstrip("0123456789")
+    return int(after_letter.removesuffix(letters)), letters
 
 
 def _table(records: Sequence[Record]) -> str:

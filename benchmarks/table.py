@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from benchmarks.cases import import_time, memory, report_call, training_loop, whole_process
+from benchmarks.cases import (
+    checkpoint_report,
+    import_time,
+    memory,
+    report_call,
+    stored_reports,
+    training_loop,
+    whole_process,
+)
 from benchmarks.harness import Benchmark
 
 __all__ = ["BENCHMARKS"]
@@ -11,6 +19,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     import_time.BENCHMARK,
     whole_process.BENCHMARK,
     report_call.BENCHMARK,
+    stored_reports.BENCHMARK,
     training_loop.BENCHMARK,
+    *checkpoint_report.BENCHMARKS,
     memory.BENCHMARK,
 )
