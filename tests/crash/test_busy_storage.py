@@ -18,7 +18,6 @@ def busy_filesystem() -> Any:
     from fsspec.implementations.memory import MemoryFileSystem
 
     class Busy(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
-        cachable = False
         asked: set[str]
 
         def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
@@ -30,7 +29,7 @@ def busy_filesystem() -> Any:
             self.asked.discard(key)
             return super()._open(path, mode, **options)
 
-    return arrow_filesystem(Busy())
+    return arrow_filesystem(Busy(skip_instance_cache=True))
 
 
 def test_a_run_and_its_readers_go_through_where_the_first_request_for_every_file_fails(
