@@ -29,7 +29,7 @@ __all__ = ["checksums", "take", "upload"]
 _CHUNK = 4 << 20  # bytes that a remote stream is given at a time
 # Bytes that pass at a time on the local disk: recent kernels cache files in folios as large as the write, up to 2 MiB,
 # and it seems that a virtual machine then takes memory first that it has given back to its host: on one (Linux 6.18,
-# ext4) writes of 4 MiB took 0.3 to 2.5 s for a GiB, those of 64 KiB 0.4 s, and 0.7 s at the worst.
+# ext4) writes of 4 MiB took 0.3 to 2.5 s for a GiB, those of 64 KiB 0.4 s, and 0.9 s at the worst.
 _PIECE = 64 << 10
 _LARGE = 8 << 20  # from this size on a file has a stream for itself
 _BATCH = 256  # files that are open at a time
