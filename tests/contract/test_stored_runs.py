@@ -137,6 +137,19 @@ def test_a_retry_goes_on_from_the_newest_commit(track: Track, tmp_path: Path) ->
     assert [each["cause"] for each in attempts] == ["start", "RuntimeError: once"]
 
 
+def test_a_retry_whose_only_checkpoint_is_damaged_begins_anew(track: Track, tmp_path: Path) -> None:
+    def train() -> bool:
+        checkpoints = tmp_path / "storage" / "run" / "checkpoints"
+        if not checkpoints.exists() or not os.listdir(checkpoints):
+            report_folder({"i": 0}, {"step": "0"})
+            (checkpoints / "checkpoint_000000" / "step").unlink()
+            raise RuntimeError("once")
+        return turnout.get_checkpoint() is None
+
+    run_config = stored(tmp_path, failure_config=FailureConfig(max_failures=1))
+    assert track.fit(train, run_config=run_config).return_value is True
+
+
 def test_resume_from_checkpoint_counts_only_while_the_run_has_none_of_its_own(track: Track, tmp_path: Path) -> None:
     given = tmp_path / "given"
     given.mkdir()

@@ -147,14 +147,14 @@ class StorageKeeper:
             index = next_index(records, run.info())
         self._retention = Retention(run, self._config, self._validated(records))
         self._resumed_from = None if resumed is None else resumed.name
-        if resumed is not None:
-            self._newest = checkpoint_of(run.checkpoints / resumed.name)
+        self._newest = None if resumed is None else checkpoint_of(run.checkpoints / resumed.name)
+        if self._newest is not None:
             logger.info("run %r goes on from %s, in attempt %d", run.name, self._newest.path, self._attempt)
         plan = StoredPlan(
             run=run,
             attempt=self._attempt,
             next_index=index,
-            resume_from=self._newest or self._spec.resume_from_checkpoint,
+            resume_from=self.newest(),
             config=self._config,
             validation_config=self._spec.validation_config,
             validates_here=not self._controller.traits.isolates_workers,
