@@ -263,7 +263,7 @@ def test_an_upload_function_that_reports_a_checkpoint_itself_is_refused(
     def train() -> None:
         turnout.report({}, Checkpoint(folder(tmp_path, 0)), checkpoint_upload_mode=mode, checkpoint_upload_fn=reports)
 
-    with pytest.raises(UsageError, match="inside of the report it is for"):
+    with pytest.raises(UsageError, match="inside of the report of another"):
         track.fit(train, run_config=stored(tmp_path))
 
 

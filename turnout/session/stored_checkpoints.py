@@ -97,6 +97,7 @@ class StoredCheckpoints:
         self._latest = plan.resume_from
         self._names: set[str] = set()
         self._pid = os.getpid()
+        self._is_saving = False  # one thread at a time comes here, so whoever finds it set came from within
 
     def save(self, report: CheckpointReport) -> Saved:
         """Commit the report's checkpoint, or take its files and commit them in the background.
@@ -106,12 +107,17 @@ class StoredCheckpoints:
             CheckpointError: the files cannot be stored, or the attempt has been superseded.
             StorageError: the storage refused, failed or is full; also for an earlier report's background commit.
         """
-        if self._uploads.is_current_thread():
+        if self._is_saving or self._uploads.is_current_thread():
             raise UsageError(
-                "report(): checkpoint_upload_fn reports a checkpoint itself, inside of the report it is for"
+                "report(): a checkpoint is reported inside of the report of another, by checkpoint_upload_fn or by a "
+                "signal handler; report it afterwards"
             )
-        with self._naming_who_superseded():
-            return self._save(report)
+        self._is_saving = True
+        try:
+            with self._naming_who_superseded():
+                return self._save(report)
+        finally:
+            self._is_saving = False
 
     def latest(self) -> Checkpoint | None:
         """The newest that is committed, or what the attempt goes on from."""

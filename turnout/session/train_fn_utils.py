@@ -54,8 +54,7 @@ class TrainFnUtils:
         self._shards = dict(shards or {})
         # Checkpoints of several threads are saved one after another. It is not the outbox's lock, which a checkpoint
         # that is committed in the background needs while this one waits for its turn.
-        self._saving = threading.Lock()
-        self._saver = 0
+        self._saving = threading.RLock()
         self._is_closed = False
 
     @staticmethod
@@ -87,18 +86,9 @@ class TrainFnUtils:
                 checkpoint_upload_fn,
                 validation,
             )
-            if self._saver == threading.get_ident():
-                raise UsageError(
-                    "report(): checkpoint_upload_fn reports a checkpoint itself, inside of the report it is for"
-                )
             with self._saving:
                 self._outbox.require_open()
-                self._saver = threading.get_ident()
-                try:
-                    saved = self._checkpoints.save(report)
-                finally:
-                    self._saver = 0
-                self._publish(plain, saved)
+                self._publish(plain, self._checkpoints.save(report))
 
     def _publish(self, plain: dict[str, Any], saved: Saved | None) -> None:
         outbox = self._outbox
@@ -163,7 +153,7 @@ class TrainFnUtils:
 
     def become_forked_child(self) -> None:
         """This process is a copy of the worker, such as a data loader's: it may ask, and not report or meet."""
-        self._saving = threading.Lock()
+        self._saving = threading.RLock()
         self._outbox.become_forked_child(
             f"this process (pid {os.getpid()}) was forked from the worker, for example by a data loader; "
             "report from the train function itself"
