@@ -11,7 +11,7 @@ from typing import Any
 
 from turnout.errors import WorkerGroupError
 
-__all__ = ["combine", "text_of"]
+__all__ = ["combine", "state_of", "text_of"]
 
 _UNSET = object()
 
@@ -31,7 +31,7 @@ def combine(cause: BaseException, failures: dict[int, BaseException]) -> WorkerG
     error: WorkerGroupError
     try:
         error = _build(type(cause), cause.args, failures)
-        for name, value in _state_of(cause).items():
+        for name, value in state_of(cause).items():
             setattr(error, name, value)
         if str(error) != str(cause):
             raise TypeError(f"{type(cause)} does not read the same when combined")
@@ -72,7 +72,7 @@ def _combined_class(cause_class: type[BaseException]) -> type[BaseException]:
         "__str__": cause_class.__str__,
         "__reduce_ex__": lambda self, protocol: (
             _rebuild,
-            (cause_class, self.args, _portable(self.worker_failures), _state_of(self)),
+            (cause_class, self.args, _portable(self.worker_failures), state_of(self)),
         ),
         "__module__": cause_class.__module__,
         "__qualname__": cause_class.__qualname__,
@@ -113,7 +113,7 @@ def _portable(failures: dict[int, BaseException]) -> dict[int, BaseException]:
     return portable
 
 
-def _state_of(error: BaseException) -> dict[str, Any]:
+def state_of(error: BaseException) -> dict[str, Any]:
     """What an exception holds beside its arguments: its dict, its slots, and the C fields of OSError and others."""
     state = dict(error.__dict__)
     for base in type(error).__mro__:

@@ -376,6 +376,8 @@ class BackendConfig(_Config):
 
     backend_class: ClassVar[str | None] = None
     """Where the `turnout.backends.base.Backend` of this configuration stands, as ``"module:Class"``; None for none."""
+    preload: ClassVar[tuple[str, ...]] = ()
+    """The framework's modules, for a controller that can have them imported before a rank begins."""
 
 
 class CheckpointUploadMode(Enum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from turnout.controllers import Controller, Ending, Outcome, RunSpec, Sink, Traits, Worker
 from turnout.session.channel import ExchangeKind
@@ -79,3 +79,6 @@ class _ThreadChannel:
         values = list(self._slots)
         self._meeting.wait()
         return {"barrier": None, "broadcast": values[0], "gather": values}[how]
+
+    def branch(self, name: str) -> Self:
+        raise NotImplementedError

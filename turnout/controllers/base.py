@@ -38,6 +38,7 @@ class Traits:
         multi_node: its workers may be on several machines.
         ray_data: a Ray dataset can be used in its train functions.
         max_workers: how many workers it can place; None for no limit.
+        runs_driver_per_rank: every rank runs the driver program too, and none is placed; rank 0 leads the run.
     """
 
     isolates_workers: bool
@@ -47,6 +48,7 @@ class Traits:
     multi_node: bool
     ray_data: bool
     max_workers: int | None = None
+    runs_driver_per_rank: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

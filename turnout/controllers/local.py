@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, Self
 
 from turnout.controllers.base import Controller, Outcome, RunSpec, Sink, Traits, Worker
 from turnout.errors import ControllerError, UnsupportedError
@@ -57,6 +57,9 @@ class _LocalChannel:
 
     def exchange(self, tag: str, value: Any, how: ExchangeKind) -> Any:  # Any: passes through
         return {"barrier": None, "broadcast": value, "gather": [value]}[how]
+
+    def branch(self, name: str) -> Self:
+        return self
 
     def break_off(self, reason: str) -> None:
         def refuse(event: WorkerEvent) -> NoReturn:

@@ -16,7 +16,10 @@ logger = logging.getLogger(__name__)
 ENTRY_POINT_GROUP = "turnout.controllers"
 
 # Names to "module:Class", imported on first use: most programs need one controller of several.
-_BUILT_IN = {"local": "turnout.controllers.local:LocalController"}
+_BUILT_IN = {
+    "local": "turnout.controllers.local:LocalController",
+    "process": "turnout.controllers.process:ProcessController",
+}
 _registered: dict[str, type[Controller]] = {}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from turnout.errors import WorkerGroupError
-from turnout.session.events import Committed, Died, Failed, Finished, Reported, Saved, Started, WorkerEvent
+from turnout.session.events import Committed, Died, Failed, Finished, Log, Reported, Saved, Started, WorkerEvent
 
 __all__ = ["Attempt", "OnReport"]
 
@@ -17,6 +17,9 @@ OnReport: TypeAlias = Callable[[list[dict[str, Any]], Saved | None], None]
 OnCommit: TypeAlias = Callable[[Saved], None]
 """Told of each checkpoint that was committed in the background, after its report."""
 
+OnLog: TypeAlias = Callable[[int, bytes], None]
+"""Told of what a rank has printed."""
+
 
 class Attempt:
     """Takes the events of one attempt and merges them over its ranks.
@@ -25,17 +28,21 @@ class Attempt:
         number: from 0.
         on_report: told of each merged report, in order.
         on_commit: told of each background commit.
+        on_log: told of what ranks print.
     """
 
-    def __init__(self, number: int, on_report: OnReport, on_commit: OnCommit) -> None:
+    def __init__(self, number: int, on_report: OnReport, on_commit: OnCommit, on_log: OnLog) -> None:
         self.number = number
         self.num_reports = 0
         self.failures: dict[int, Exception] = {}
         """By rank, in the order in which they came: the first is the cause, the others may be consequences."""
         self.places: dict[int, str] = {}
+        self.tracebacks: dict[int, str] = {}
+        """As text, of ranks whose exceptions have come without their frames."""
         self.return_values: dict[int, Any] = {}  # Any: the user's own
         self._on_report = on_report
         self._on_commit = on_commit
+        self._on_log = on_log
         self._world_size = 1
         self._waiting: dict[int, deque[Reported]] = {}
 
@@ -56,9 +63,13 @@ class Attempt:
                     self._on_commit(saved)
             case Finished(rank=rank, value=value):
                 self.return_values[rank] = value
-            case Failed(rank=rank, error=error, place=place):
+            case Failed(rank=rank, error=error, place=place, traceback=text):
                 self.failures[rank] = error
                 self.places[rank] = place
+                if text:
+                    self.tracebacks[rank] = text
+            case Log(rank=rank, data=data):
+                self._on_log(rank, data)
             case Died(rank=rank, reason=reason):
                 self.failures.setdefault(rank, WorkerGroupError(f"rank {rank} died: {reason}"))
 

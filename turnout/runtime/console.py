@@ -1,15 +1,16 @@
-"""Console output for programs that have configured no logging of their own, for as long as `fit()` runs."""
+"""What `fit()` shows on the console: what ranks print, and Turnout's messages if no logging is configured."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 
 from turnout.config import LoggingConfig
 
-__all__ = ["console_logging"]
+__all__ = ["RankConsole", "console_logging"]
 
 _package_logger = logging.getLogger(__name__.partition(".")[0])
 
@@ -42,6 +43,27 @@ def console_logging(config: LoggingConfig | None) -> Iterator[None]:
     finally:
         with _borrowed.lock:
             _give_back()
+
+
+class RankConsole:
+    """Shows what ranks print on the standard output, each line once and with its rank before it."""
+
+    def __init__(self) -> None:
+        self._within_line: int | None = None
+        """The rank whose line has not ended yet, if one has not."""
+
+    def show(self, rank: int, data: bytes) -> None:
+        """Show what a rank has printed: whole lines, but for parts of a very long one."""
+        text = data.decode(errors="replace")
+        pieces = []
+        for line in text.splitlines(keepends=True):
+            if self._within_line != rank:
+                pieces.append("\n" * (self._within_line is not None) + f"[rank {rank}] ")
+            pieces.append(line)
+            self._within_line = None if line.endswith("\n") else rank
+        if sys.stdout is not None:
+            sys.stdout.write("".join(pieces))
+            sys.stdout.flush()
 
 
 def _borrow(config: LoggingConfig | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from turnout.combined_error import combine
+from turnout.combined_error import combine, text_of
 from turnout.config import FailureConfig
 from turnout.controllers.base import Ending, Outcome
 from turnout.errors import ControllerError, PreemptionError, TrainingFailedError
@@ -100,6 +100,14 @@ def error_of(outcome: Outcome, attempt: Attempt, decision: Decision, run_name: s
     error = combine(cause, dict(attempt.failures))
     error = error.with_traceback(users_traceback(cause))
     error.add_note(f"raised on rank {rank} in attempt {attempt.number} of run {run_name!r} ({decision.count})")
+    if rank in attempt.tracebacks:
+        error.add_note(f"on rank {rank}, at {attempt.places[rank]}:\n{attempt.tracebacks[rank]}")
+    if attempt.return_values:
+        error.add_note(f"rank(s) that had returned by then: {', '.join(map(str, sorted(attempt.return_values)))}")
+    others = {other: failure for other, failure in attempt.failures.items() if other != rank}
+    if others:
+        told = "; ".join(f"rank {other}: {type(each).__name__}: {text_of(each)}" for other, each in others.items())
+        error.add_note(f"afterwards, and maybe because of it: {told}")
     if decision.looks_deterministic:
         error.add_note(_DETERMINISTIC)
     return error

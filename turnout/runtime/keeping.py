@@ -71,6 +71,9 @@ class Keeper(Protocol):
     def on_commit(self, saved: Saved) -> None:
         """A checkpoint was committed in the background."""
 
+    def on_log(self, rank: int, data: bytes) -> None:
+        """A rank has printed something."""
+
     def require_current(self, attempt: int) -> None:
         """Raise a `TrainingFailedError` if another driver has gone on with the run."""
 
@@ -116,6 +119,9 @@ class MemoryKeeper:
 
     def on_commit(self, saved: Saved) -> None:
         """In memory nothing is committed later."""
+
+    def on_log(self, rank: int, data: bytes) -> None:
+        """It is on the console."""
 
     def require_current(self, attempt: int) -> None:
         """There is no other driver."""

@@ -14,6 +14,7 @@ from turnout.errors import TrainingFailedError
 from turnout.result import Result
 from turnout.runtime.attempt import Attempt
 from turnout.runtime.callbacks import CallbackDispatcher
+from turnout.runtime.console import RankConsole
 from turnout.runtime.failures import Decision, FailureKind, FailurePolicy, error_of
 from turnout.runtime.keeping import Keeper, MemoryKeeper
 from turnout.runtime.worker import TrainWorker
@@ -39,10 +40,12 @@ class Run:
         self._callbacks = CallbackDispatcher(spec.run_config.callbacks or (), _context_of(spec))
         self._policy = FailurePolicy(spec.run_config.failure_config or FailureConfig())
         self._keeper = _keeper_of(spec, controller)
+        self._console = RankConsole()
         self._awaiting_commit: dict[Checkpoint, list[dict[str, Any]]] = {}  # Any: whatever JSON can hold
         self._committed_early: set[Checkpoint] = set()
         # Without callbacks a report goes straight to its keeper: a call less for each.
-        self._take_report = self._on_report if self._has_callbacks else self._keeper.on_report
+        is_watched = self._has_callbacks or controller.traits.isolates_workers
+        self._take_report = self._on_report if is_watched else self._keeper.on_report
         self._take_commit = self._on_commit if self._has_callbacks else self._keeper.on_commit
 
     def execute(self) -> Result:
@@ -70,12 +73,8 @@ class Run:
         cause = "start"
         while True:
             plan = self._keeper.begin_attempt(cause)
-            worker = TrainWorker(
-                spec=self._spec,
-                forms_group=self._controller.traits.forms_group,
-                checkpoints=plan.checkpoints,
-            )
-            attempt = Attempt(plan.number, self._take_report, self._take_commit)
+            worker = TrainWorker.of(self._spec, self._controller.traits, plan.checkpoints)
+            attempt = Attempt(plan.number, self._take_report, self._take_commit, self._take_log)
             outcome = self._controller.run_attempt(worker, attempt.take)
             if outcome.ending is Ending.ENDED and not attempt.failures:
                 return attempt
@@ -94,6 +93,10 @@ class Run:
     def _on_report(self, metrics: list[dict[str, Any]], saved: Saved | None) -> None:
         """Keep it, and tell the callbacks; one whose checkpoint is on its way is told of once that is committed."""
         self._keeper.on_report(metrics, saved)
+        if self._controller.traits.isolates_workers and logger.isEnabledFor(logging.INFO):  # else the worker logs it
+            logger.info("reported %s%s", metrics[0], "" if saved is None else f" with {saved.checkpoint.path}")
+        if not self._has_callbacks:
+            return
         if saved is None or saved.is_committed:
             self._callbacks.after_report(metrics, None if saved is None else saved.checkpoint)
         elif saved.checkpoint in self._committed_early:
@@ -101,6 +104,10 @@ class Run:
             self._callbacks.after_report(metrics, saved.checkpoint)
         else:
             self._awaiting_commit[saved.checkpoint] = metrics
+
+    def _take_log(self, rank: int, data: bytes) -> None:
+        self._keeper.on_log(rank, data)
+        self._console.show(rank, data)
 
     def _on_commit(self, saved: Saved) -> None:
         self._keeper.on_commit(saved)

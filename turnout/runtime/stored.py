@@ -157,7 +157,7 @@ class StorageKeeper:
             resume_from=self.newest(),
             config=self._config,
             validation_config=self._spec.validation_config,
-            validates_here=not self._controller.traits.isolates_workers,
+            validates_here=True,
             uploads=None if self._controller.traits.isolates_workers else self._tasks,
             marks_names=self._replaces,
         )
@@ -187,6 +187,9 @@ class StorageKeeper:
         record, retention, attempt = saved.record, self._retention, self._attempt
         if record is not None and self._config.num_to_keep is not None:
             self._tasks.submit(_RETENTION, lambda: self._retain(record, retention, attempt))
+
+    def on_log(self, rank: int, data: bytes) -> None:
+        """Add it to the rank's log."""
 
     def require_current(self, attempt: int) -> None:
         """Refuse to go on with a run that another driver has taken.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from turnout.session.events import RankInfo, WorkerEvent
 
@@ -28,4 +28,11 @@ class Channel(Protocol):
             tag: what this rank is doing, to be compared with the others and shown in errors.
             value: what this rank brings.
             how: ``"barrier"`` gives None, ``"broadcast"`` rank 0's value, ``"gather"`` the list of all, by rank.
+        """
+
+    def branch(self, name: str) -> Self:
+        """A line of meetings beside this one, for work in the background: it meets those of its name on the others.
+
+        Args:
+            name: the same on every rank; asked for again, it is the same line.
         """

@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointReport:
-    """A `report` that carries a checkpoint, with its arguments checked.
+    """A `report` that carries a checkpoint, on this rank or on another, with its arguments checked.
 
     Args:
         metrics: in types that JSON can hold.
-        checkpoint: what the user passed.
+        checkpoint: what the user passed; None where this rank has none, and another may have one.
         dir_name: the folder's name, if the user gave one.
         upload_mode: when the call returns, and who copies.
         delete_local: whether the caller's folder is removed once it is safe; None leaves it to the mode.
@@ -38,7 +38,7 @@ class CheckpointReport:
     """
 
     metrics: dict[str, Any]  # Any: a metric is whatever JSON can hold
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint | None = None
     dir_name: str | None = None
     upload_mode: CheckpointUploadMode = CheckpointUploadMode.SYNC
     delete_local: bool | None = None
@@ -49,8 +49,12 @@ class CheckpointReport:
 class Checkpoints(Protocol):
     """Keeps what is reported, and gives back the newest."""
 
-    def save(self, report: CheckpointReport) -> Saved:
-        """Keep the checkpoint, or begin to; returns where."""
+    @property
+    def meets(self) -> bool:
+        """Whether a report is a meeting of all ranks, so that `save` is called for every one."""
+
+    def save(self, report: CheckpointReport) -> Saved | None:
+        """Keep the checkpoint, or begin to; returns where, or None if no rank has one."""
 
     def latest(self) -> Checkpoint | None:
         """The newest that is kept, or what the run was told to start from, or None."""
@@ -77,6 +81,8 @@ class InMemoryCheckpoints:
         resume_from: what `latest` gives until something is reported.
     """
 
+    meets = False
+
     def __init__(self, resume_from: Checkpoint | None = None) -> None:
         self._latest = resume_from
         self._names: set[str] = set()
@@ -95,6 +101,7 @@ class InMemoryCheckpoints:
                 f"report(): checkpoint_dir_name={report.dir_name!r} was given already in this run; "
                 "give each checkpoint a name of its own, or leave the naming to Turnout"
             )
+        assert report.checkpoint is not None, "in memory a rank keeps its own"
         self._warn_of_ignored(report)
         name = report.dir_name or f"checkpoint_{self._count:06d}"
         kept = _kept_copy(report.checkpoint, name) if report.checkpoint.is_local else report.checkpoint

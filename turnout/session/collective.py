@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from turnout.session.channel import Channel
 
@@ -29,6 +29,9 @@ class Collective(Protocol):
     def gather(self, tag: str, value: Any) -> list[Any]:  # Any: whatever the ranks pass each other
         """Return every rank's value, by rank, on every rank."""
 
+    def branch(self, name: str) -> Collective:
+        """Meetings beside these, for work in the background; see `Channel.branch`."""
+
 
 class SoloCollective:
     """One rank alone: it is always there already."""
@@ -46,6 +49,10 @@ class SoloCollective:
     def gather(self, tag: str, value: Any) -> list[Any]:  # Any: passes through
         """The value alone."""
         return [value]
+
+    def branch(self, name: str) -> Self:
+        """Alone there as well."""
+        return self
 
 
 class ChannelCollective:
@@ -72,3 +79,7 @@ class ChannelCollective:
         """Return every rank's value, by rank, on every rank."""
         values: list[Any] = self._channel.exchange(tag, value, "gather")
         return values
+
+    def branch(self, name: str) -> ChannelCollective:
+        """Meetings beside these, for work in the background; see `Channel.branch`."""
+        return ChannelCollective(self._channel.branch(name))

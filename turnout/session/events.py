@@ -18,6 +18,7 @@ __all__ = [
     "Died",
     "Failed",
     "Finished",
+    "Log",
     "RankInfo",
     "Reported",
     "Saved",
@@ -124,11 +125,13 @@ class Failed(NamedTuple):
         rank: the world rank.
         error: the exception itself where it could travel, else one that stands for it.
         place: the innermost line of the user's that raised, as ``"file:line"``.
+        traceback: the exception as Python shows it, where its frames could not travel.
     """
 
     rank: int
     error: Exception
     place: str
+    traceback: str = ""
 
 
 class Died(NamedTuple):
@@ -138,4 +141,16 @@ class Died(NamedTuple):
     reason: str
 
 
-WorkerEvent: TypeAlias = Started | Reported | Committed | Finished | Failed | Died
+class Log(NamedTuple):
+    """The worker has written to its standard output or error.
+
+    Args:
+        rank: the world rank.
+        data: what it wrote, as it came: whole lines, but for the last of a worker that has ended.
+    """
+
+    rank: int
+    data: bytes
+
+
+WorkerEvent: TypeAlias = Started | Reported | Committed | Finished | Failed | Died | Log

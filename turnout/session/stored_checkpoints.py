@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from turnout.checkpoint import Checkpoint, ReportedCheckpoint, ReportedCheckpointStatus
 from turnout.checks import refused
@@ -18,7 +19,7 @@ from turnout.config import (
     ValidationConfig,
     ValidationTaskConfig,
 )
-from turnout.errors import StorageError, UsageError
+from turnout.errors import CheckpointError, StorageError, UsageError
 from turnout.failpoints import failpoint
 from turnout.session.checkpoints import CheckpointReport
 from turnout.session.collective import Collective
@@ -78,8 +79,31 @@ class StoredPlan:
         return StoredCheckpoints(self, collective, outbox)
 
 
+class _Offer(NamedTuple):
+    """What a rank tells the others at a report.
+
+    Args:
+        mode: of the checkpoint that it has; None if it has none.
+        dir_name: that it gives.
+        validation: that it asks for.
+        problem: why it cannot report; None if it can.
+        has_failed: whether an upload of its own has failed in the background.
+        newest: the index of the newest checkpoint that it knows to be committed in the background.
+    """
+
+    mode: CheckpointUploadMode | None = None
+    dir_name: str | None = None
+    validation: ValidationTaskConfig | None = None
+    problem: str | None = None
+    has_failed: bool = False
+    newest: int = -1
+
+
 class StoredCheckpoints:
     """Commits reported checkpoints, at once or in the background, in the order in which they were reported.
+
+    With several ranks every report is a meeting of all: they tell each other whether they have a checkpoint, so that
+    one of any rank is one of all, and what went wrong on one, so that they stay in step.
 
     Args:
         plan: of the attempt.
@@ -96,15 +120,24 @@ class StoredCheckpoints:
         self._index = plan.next_index
         self._latest = plan.resume_from
         self._names: set[str] = set()
+        self._meets = collective.world_size > 1
+        self._committed: list[tuple[int, Checkpoint]] = []
+        """In the background, and not yet known to be so by all ranks; oldest first."""
         self._pid = os.getpid()
         self._is_saving = False  # one thread at a time comes here, so whoever finds it set came from within
 
-    def save(self, report: CheckpointReport) -> Saved:
-        """Commit the report's checkpoint, or take its files and commit them in the background.
+    @property
+    def meets(self) -> bool:
+        """Whether `save` is called for every report."""
+        return self._meets
+
+    def save(self, report: CheckpointReport) -> Saved | None:
+        """Commit the report's checkpoint, or take its files and commit them in the background; None if there is none.
 
         Raises:
             UsageError: the arguments do not go together, or the name is taken.
-            CheckpointError: the files cannot be stored, or the attempt has been superseded.
+            CheckpointError: the files cannot be stored, another rank has failed to store its own, or the attempt has
+                been superseded.
             StorageError: the storage refused, failed or is full; also for an earlier report's background commit.
         """
         if self._is_saving or self._uploads.is_current_thread():
@@ -115,7 +148,11 @@ class StoredCheckpoints:
         self._is_saving = True
         try:
             with self._naming_who_superseded():
-                return self._save(report)
+                if self._meets:
+                    return self._save_with_others(report)
+                self._raise_earlier_failure()
+                validation = self._checked(report)
+                return self._save(report, report.upload_mode, self._name_of(report.dir_name), validation)
         finally:
             self._is_saving = False
 
@@ -168,68 +205,144 @@ class StoredCheckpoints:
 
     # -- within
 
-    def _save(self, report: CheckpointReport) -> Saved:
-        self._raise_earlier_failure()
+    def _save_with_others(self, report: CheckpointReport) -> Saved | None:
+        offer, problem = None, None
+        try:
+            if report.checkpoint is not None:
+                validation = self._checked(report)
+                offer = _Offer(report.upload_mode, report.dir_name, validation)
+        except Exception as error:  # it is told to the others, and raised when they have heard of it
+            problem, offer = error, _Offer(problem=f"{type(error).__name__}: {error}")
+        if self._uploads.has_failed(UPLOAD) or self._committed:
+            newest = self._committed[-1][0] if self._committed else -1
+            offer = (offer or _Offer())._replace(has_failed=self._uploads.has_failed(UPLOAD), newest=newest)
+        told: list[_Offer | None] = self._collective.gather("report", offer)
+        if not any(told):  # by far the most: metrics alone
+            return None
+        self._learn_what_is_committed(told)
+        if problem is not None:
+            raise problem
+        self._raise_for_others(told)
+        offers = {rank: each for rank, each in enumerate(told) if each is not None and each.mode is not None}
+        if not offers:
+            return None
+        modes = {each.mode for each in offers.values()}
+        if len(modes) > 1:
+            shown = ", ".join(f"rank {rank}: {each.mode}" for rank, each in offers.items())
+            raise UsageError(f"report(): the ranks give different checkpoint_upload_modes ({shown}); give one")
+        first = next(iter(offers.values()))
+        assert first.mode is not None, "those without a checkpoint are left out"
+        rank_zeros = None if told[0] is None else told[0].dir_name
+        return self._save(
+            report, first.mode, self._name_of(report.dir_name), first.validation, self._name_of(rank_zeros)
+        )
+
+    def _learn_what_is_committed(self, told: list[_Offer | None]) -> None:
+        """`latest` is the same on all ranks at all times: it goes on once all know of a background commit."""
+        agreed = min(-1 if each is None else each.newest for each in told)
+        while self._committed and self._committed[0][0] <= agreed:
+            self._latest = self._committed.pop(0)[1]
+
+    def _raise_for_others(self, told: list[_Offer | None]) -> None:
+        problems = {rank: each.problem for rank, each in enumerate(told) if each is not None and each.problem}
+        if problems:
+            text = "; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items())
+            raise CheckpointError(f"report(): nothing is committed, as another rank cannot report: {text}")
+        if any(each is not None and each.has_failed for each in told):
+            self._uploads.drain(UPLOAD)  # one that fails on one rank fails on all
+            self._raise_earlier_failure()
+            raise CheckpointError("report(): the upload of an earlier ASYNC report has failed on another rank")
+
+    def _checked(self, report: CheckpointReport) -> ValidationTaskConfig | None:
+        """Refuse arguments that do not go together; returns the validation that they ask for."""
         validation = self._validation_of(report)
         self._check_mode(report)
         self._check_name(report.dir_name)
+        return validation
+
+    def _save(
+        self,
+        report: CheckpointReport,
+        mode: CheckpointUploadMode,
+        dir_name: str | None,
+        validation: ValidationTaskConfig | None,
+        name: str | None = None,
+    ) -> Saved:
+        """Save what was agreed on.
+
+        Args:
+            report: this rank's.
+            mode: of all ranks.
+            dir_name: what this rank calls it; the commit refuses one that differs from rank 0's.
+            validation: that is asked for.
+            name: what rank 0 calls it.
+        """
         delete = report.delete_local
         if delete is None:
-            delete = report.upload_mode.default_delete_local_checkpoint_after_upload()
+            delete = mode.default_delete_local_checkpoint_after_upload()
         request = CommitRequest(
             index=self._index,
             attempt=self._plan.attempt,
             metrics=report.metrics,
             checkpoint=report.checkpoint,
-            dir_name=self._name_of(report),
+            dir_name=dir_name,
             move=delete,
-            in_place=report.upload_mode is CheckpointUploadMode.NO_UPLOAD,
+            in_place=mode is CheckpointUploadMode.NO_UPLOAD,
             upload_fn=report.upload_fn,
             status=ReportedCheckpointStatus.COMMITTED if validation is None else _PENDING,
             extra={} if validation is None else remembered_task(validation),
         )
         self._index += 1
-        if report.upload_mode is CheckpointUploadMode.ASYNC:
-            return self._begin(request, delete, validation)
+        if mode is CheckpointUploadMode.ASYNC:
+            return self._begin(request, delete, validation, name or dir_name)
         self._uploads.drain(UPLOAD)  # commits keep the order of the reports
         self._raise_earlier_failure()
-        return self._commit(request, validation)
+        saved = self._commit(request, validation, self._collective)
+        self._committed.clear()  # all older than this one
+        self._latest = saved.checkpoint
+        return saved
 
-    def _begin(self, request: CommitRequest, delete: bool, validation: ValidationTaskConfig | None) -> Saved:
-        run, source = self._plan.run, request.checkpoint
-        assert source is not None
-        name = request.dir_name or checkpoint_name(request.index, request.attempt)
-        staged = stage(run, source, name=f"{request.attempt}-{request.index}", rank=self._collective.rank, move=delete)
-        failpoint("report.after_stage", self._collective.rank)
-        if delete and source.is_local:
-            shutil.rmtree(source.path, ignore_errors=True)
+    def _begin(
+        self, request: CommitRequest, delete: bool, validation: ValidationTaskConfig | None, name: str | None
+    ) -> Saved:
+        run, source, rank = self._plan.run, request.checkpoint, self._collective.rank
+        staged = None
+        if source is not None:
+            staged = stage(run, source, name=f"{request.attempt}-{request.index}", rank=rank, move=delete)
+            failpoint("report.after_stage", rank)
+            if delete and source.is_local:
+                shutil.rmtree(source.path, ignore_errors=True)
         later = replace(request, checkpoint=staged, staged=True, move=True)
+        meeting = self._collective.branch(UPLOAD)
 
         def upload() -> None:
-            saved = self._commit(later, validation)
-            self._outbox.publish(Committed(self._collective.rank, saved))
+            saved = self._commit(later, validation, meeting)
+            if self._meets:
+                self._committed.append((request.index, saved.checkpoint))
+            else:
+                self._latest = saved.checkpoint
+            self._outbox.publish(Committed(rank, saved))
 
-        if request.dir_name is not None:
-            self._names.add(request.dir_name)
+        if name is not None:
+            self._names.add(name)
         self._uploads.submit(UPLOAD, upload, max_pending=self._plan.config.max_pending_uploads)
-        return Saved(checkpoint_of(run.checkpoint_path(name)), is_committed=False, validation=validation)
+        folder = run.checkpoint_path(name or checkpoint_name(request.index, request.attempt))
+        return Saved(checkpoint_of(folder), is_committed=False, validation=validation)
 
-    def _commit(self, request: CommitRequest, validation: ValidationTaskConfig | None) -> Saved:
+    def _commit(self, request: CommitRequest, validation: ValidationTaskConfig | None, meeting: Collective) -> Saved:
         run = self._plan.run
-        record = commit(run, self._collective, request)
-        assert record is not None, "this rank brought a checkpoint"
+        record = commit(run, meeting, request)
+        assert record is not None, "a rank brought a checkpoint"
         checkpoint = checkpoint_of(run.checkpoints / record.name)
-        self._latest = checkpoint
-        if request.dir_name is not None:
-            self._names.add(request.dir_name)
-        if validation is not None and self._plan.validates_here:
+        self._names.add(record.name)
+        if validation is not None and self._plan.validates_here and meeting.rank == 0:
             assert self._plan.validation_config is not None, "a validation was asked for"
             record = validate(run, record, self._plan.validation_config)
         return Saved(checkpoint, is_committed=True, record=record, validation=validation)
 
-    def _name_of(self, report: CheckpointReport) -> str | None:
+    def _name_of(self, given: str | None) -> str | None:
         is_first = self._plan.marks_names and self._index == self._plan.next_index
-        return f"{report.dir_name}-a{self._plan.attempt}" if is_first and report.dir_name else report.dir_name
+        return f"{given}-a{self._plan.attempt}" if is_first and given else given
 
     def _validation_of(self, report: CheckpointReport) -> ValidationTaskConfig | None:
         if report.validation is False:

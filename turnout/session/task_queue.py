@@ -75,6 +75,10 @@ class TaskQueue:
         """Whether this code is one of the tasks."""
         return threading.current_thread() is self._thread
 
+    def has_failed(self, kind: str) -> bool:
+        """Whether there is a failure of the kind that has not been taken yet."""
+        return any(each == kind for each, _ in self._failures)
+
     def take_failure(self, kind: str) -> Exception | None:
         """The oldest failure of the kind that has not been taken yet."""
         with self._changed:

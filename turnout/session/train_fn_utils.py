@@ -13,7 +13,7 @@ from turnout.checks import check_file_name, check_number, refused
 from turnout.config import CheckpointConsistencyMode, CheckpointUploadMode, PreemptionInfo, ValidationTaskConfig
 from turnout.errors import CheckpointNotFoundError, UsageError
 from turnout.session.checkpoints import CheckpointReport, Checkpoints
-from turnout.session.collective import ChannelCollective, Collective, SoloCollective
+from turnout.session.collective import Collective, SoloCollective
 from turnout.session.context import TrainContext
 from turnout.session.events import Reported, Saved
 from turnout.session.metrics import plain_metrics
@@ -32,8 +32,8 @@ class TrainFnUtils:
     Args:
         run_name: the run's name.
         outbox: carries events to the driver; it says who this worker is.
-        collective: how ranks meet.
         checkpoints: where reported checkpoints go.
+        collective: how ranks meet; None for one rank alone.
         shards: what `get_dataset_shard` gives, by name.
     """
 
@@ -42,15 +42,16 @@ class TrainFnUtils:
         *,
         run_name: str,
         outbox: Outbox,
-        collective: Collective,
         checkpoints: Checkpoints,
+        collective: Collective | None = None,
         shards: Mapping[str, Any] | None = None,  # Any: data of the user's
     ) -> None:
         self.context = TrainContext(run_name=run_name, ranks=outbox.ranks, checkpoints=checkpoints)
-        self.collective = collective
+        self.collective = collective or SoloCollective()
         self._outbox = outbox
         self._rank = outbox.ranks.rank
         self._checkpoints = checkpoints
+        self._meets = checkpoints.meets
         self._shards = dict(shards or {})
         # Checkpoints of several threads are saved one after another. It is not the outbox's lock, which a checkpoint
         # that is committed in the background needs while this one waits for its turn.
@@ -74,8 +75,12 @@ class TrainFnUtils:
     ) -> None:
         """See `turnout.report`."""
         plain = plain_metrics(metrics)
-        if checkpoint is None and validation is False:
+        if checkpoint is None and validation is False and not self._meets:
             self._publish(plain, None)
+        elif checkpoint is None and validation is False:
+            with self._saving:
+                self._outbox.require_open()
+                self._publish(plain, self._checkpoints.save(CheckpointReport(metrics=plain)))
         else:
             report = _checked(
                 plain,
@@ -162,19 +167,7 @@ class TrainFnUtils:
 
 
 class LocalTrainFnUtils(TrainFnUtils):
-    """The composition for one worker in the current process: it meets nobody."""
-
-    def __init__(
-        self,
-        *,
-        run_name: str,
-        outbox: Outbox,
-        checkpoints: Checkpoints,
-        shards: Mapping[str, Any] | None = None,  # Any: data of the user's
-    ) -> None:
-        super().__init__(
-            run_name=run_name, outbox=outbox, collective=SoloCollective(), checkpoints=checkpoints, shards=shards
-        )
+    """The composition for a worker that is the current process: alone, or one of those that torchrun has started."""
 
     @staticmethod
     def is_distributed() -> bool:
@@ -184,22 +177,6 @@ class LocalTrainFnUtils(TrainFnUtils):
 
 class WorkerTrainFnUtils(TrainFnUtils):
     """The composition for a worker that a controller placed: it meets the others over its channel."""
-
-    def __init__(
-        self,
-        *,
-        run_name: str,
-        outbox: Outbox,
-        checkpoints: Checkpoints,
-        shards: Mapping[str, Any] | None = None,  # Any: data of the user's
-    ) -> None:
-        super().__init__(
-            run_name=run_name,
-            outbox=outbox,
-            collective=ChannelCollective(outbox.channel),
-            checkpoints=checkpoints,
-            shards=shards,
-        )
 
 
 class _ForkedCollective(SoloCollective):

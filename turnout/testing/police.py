@@ -17,8 +17,12 @@ from turnout.session import activation as session
 
 __all__ = ["Belongings", "LeakError", "police"]
 
-# Helpers of the standard library's that live as long as the process, by design.
-_LASTING_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+# Helpers of the standard library's, and the warm server, that live as long as the process, by design.
+_LASTING_PROCESSES = (
+    "multiprocessing.resource_tracker",
+    "multiprocessing.forkserver",
+    "turnout.controllers.process.server",
+)
 # Set by pytest while it runs, by torch on the first optimizer step, by ray when it is imported.
 _LASTING_VARIABLES = ("PYTEST_CURRENT_TEST", "COLUMNS", "LINES", "TORCHINDUCTOR_CACHE_DIR", "RAY_CLIENT_MODE")
 

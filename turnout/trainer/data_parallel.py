@@ -33,6 +33,7 @@ __all__ = ["DataParallelTrainer"]
 logger = logging.getLogger(__name__)
 
 _DEFAULT_CONTROLLER = "ray"
+_DEFAULT_STORAGE = "~/turnout_results"  # where the workers are other processes, nothing can be kept in memory
 
 
 class DataParallelTrainer:
@@ -129,6 +130,9 @@ class DataParallelTrainer:
         run = dataclasses.replace(run, name=run.name or _new_name())
         is_local = scaling.num_workers == 0
         name = self._local_controller if is_local else scaling.controller or _DEFAULT_CONTROLLER
+        controller_class = registry.find(name)
+        if run.storage_path is None and controller_class.traits.isolates_workers:
+            run = dataclasses.replace(run, storage_path=_DEFAULT_STORAGE)
         spec = RunSpec(
             run_id=os.urandom(8).hex(),
             train_fn=self._train_fn,
@@ -143,7 +147,6 @@ class DataParallelTrainer:
             metadata=self._metadata or {},
             resume_from_checkpoint=self._resume_from_checkpoint,
         )
-        controller_class = registry.find(name)
         place = "in memory" if run.storage_path is None else f"stored in {redacted(run.storage_path)}"
         logger.info(
             "run %r trains %s (%s), %s, because %s",

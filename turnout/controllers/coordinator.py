@@ -1,0 +1,473 @@
+"""`Coordinator`: where the ranks of one attempt meet, and where their events arrive, on every track of several ranks.
+
+Each rank holds a connection to it (`turnout.controllers.wire`). It knows who has arrived at a meeting and who has
+ended, so whoever waits for a rank that can never come is told at once. One loop, on the thread that calls `serve`, does
+everything: meetings, events, and whatever else its controller has it watch.
+
+A lane is a line of meetings of its own: the train function meets on ``"main"``, background uploads on another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import heapq
+import itertools
+import logging
+import os
+import selectors
+import socket
+import struct
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from types import TracebackType
+from typing import Any, Self, TypeAlias, cast
+
+from turnout.controllers.base import Sink
+from turnout.controllers.stacks import merged, where_of
+from turnout.controllers.travel import loads, unpacked_error
+from turnout.controllers.wire import CONTROL, MAIN, Address, Break, Hello, Meet
+from turnout.session.events import Died, Failed, Finished, Reported
+
+__all__ = ["Coordinator"]
+
+logger = logging.getLogger(__name__)
+
+_HANDSHAKE_S = 5.0  # a stranger who connects and says nothing holds the loop no longer
+_STACK_WAIT_S = 1.0  # for ranks that do not answer with their stacks, since they are stopped for example
+_STACK_QUIET_S = 0.05  # after the last piece of a stack
+
+Action: TypeAlias = Callable[[], object]
+
+
+@dataclass(slots=True)
+class _Member:
+    """What is known of one rank."""
+
+    rank: int
+    lines: dict[str, Connection] = field(default_factory=dict)
+    control: Connection | None = None
+    num_reports: int = 0
+    last_seen: str = ""
+    """Its last meeting and the user's line that called it."""
+    has_finished: bool = False
+    has_ended: bool = False
+    """It has said its last word, or is known to be gone."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One line of meetings."""
+
+    name: str
+    waiting: dict[int, Meet] = field(default_factory=dict)
+    lines: dict[int, Connection] = field(default_factory=dict)
+    since: float = 0.0
+    warn_after_s: float = 0.0
+
+
+class Coordinator:
+    """Carries meetings and events for the ranks of one attempt.
+
+    Args:
+        world_size: how many ranks come.
+        sink: takes their events, on the thread that serves.
+        address: where to listen: None for a socket of this machine's alone, else a host.
+        stall_timeout_s: seconds that ranks wait on each other before it is told where all of them are.
+        fails_on_stall: break the attempt then.
+        on_break: called once, when the attempt cannot go on, with the reason.
+        on_disconnect: called with a rank whose connection has closed without a last word.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        sink: Sink,
+        *,
+        address: str | None = None,
+        stall_timeout_s: float = 300.0,
+        fails_on_stall: bool = False,
+        on_break: Callable[[str], None] = lambda reason: None,
+        on_disconnect: Callable[[int], None] = lambda rank: None,
+    ) -> None:
+        self.world_size = world_size
+        self.broken: Break | None = None
+        """Why the attempt cannot go on, if it cannot."""
+        self.told: set[int] = set()
+        """The ranks that were waiting when it broke, and so know."""
+        self._sink = sink
+        self._stall_timeout_s = stall_timeout_s
+        self._fails_on_stall = fails_on_stall
+        self._on_break = on_break
+        self._on_disconnect = on_disconnect
+        self._members = {rank: _Member(rank) for rank in range(world_size)}
+        self._lanes: dict[str, _Lane] = {}
+        self._is_stopping = False
+        self._timers: list[tuple[float, int, Action]] = []
+        self._timer_numbers = itertools.count()
+        self._cleanup = contextlib.ExitStack()
+        with contextlib.ExitStack() as cleanup:
+            self._selector = cleanup.enter_context(selectors.DefaultSelector())
+            self._key = os.urandom(32)
+            self._listener, place = _listening(address, cleanup)
+            self.address = Address(place, self._key)
+            """What a rank needs to connect."""
+            woken, self._waker = socket.socketpair()
+            for each in (woken, self._waker):
+                cleanup.callback(each.close)
+                each.setblocking(False)
+            cleanup.callback(self._close_lines)
+            self.watch(woken, lambda: _drain(woken))
+            self.watch(self._listener, self._accept)
+            self._cleanup = cleanup.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._cleanup.close()
+
+    # -- the loop
+
+    def serve(self, is_done: Callable[[], bool]) -> None:
+        """Carry messages until ``is_done``, which is asked after each round."""
+        while not is_done():
+            for key, _ in self._selector.select(self._wait_s()):
+                if key.fileobj in self._selector.get_map():  # an action before it may have closed it
+                    key.data()
+            now = time.monotonic()
+            while self._timers and self._timers[0][0] <= now:
+                heapq.heappop(self._timers)[2]()
+            self._look_for_stalls(now)
+
+    def watch(self, file: Any, action: Action) -> None:  # Any: whatever has a fileno
+        """Call ``action`` whenever ``file`` can be read."""
+        self._selector.register(file, selectors.EVENT_READ, action)
+
+    def unwatch(self, file: Any) -> None:  # Any: whatever has a fileno
+        """Watch it no longer."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(file)
+
+    def call_in(self, delay_s: float, action: Action) -> None:
+        """Call ``action`` in the loop, once."""
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_numbers), action))
+
+    def wake(self) -> None:
+        """Have the loop ask ``is_done`` now; from any thread, or a signal handler."""
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._waker.send(b"!")
+
+    @property
+    def wake_fd(self) -> int:
+        """For `signal.set_wakeup_fd`: a signal then wakes the loop, whatever the main thread is at."""
+        return self._waker.fileno()
+
+    # -- what the controller knows and tells
+
+    @property
+    def connected(self) -> set[int]:
+        """The ranks that have come."""
+        return {rank for rank, member in self._members.items() if member.lines}
+
+    @property
+    def waiting(self) -> set[int]:
+        """The ranks that are in a meeting of the train function."""
+        return set(self._lane(MAIN).waiting)
+
+    @property
+    def unfinished(self) -> set[int]:
+        """The ranks that have not said their last word."""
+        return {rank for rank, member in self._members.items() if not member.has_ended}
+
+    def died(self, rank: int, reason: str) -> None:
+        """A rank is gone; unless it had said its last word, the attempt breaks."""
+        member = self._members[rank]
+        if member.has_ended:
+            return
+        member.has_ended = True
+        seen = f"; last seen in {member.last_seen}" if member.last_seen else ""
+        text = f"{reason}{seen}; reports made: {member.num_reports}"
+        self._sink(Died(rank, text))
+        self.break_off(f"rank {rank} {text}")
+
+    def read_rest(self, rank: int) -> None:
+        """Take what a rank that is gone has sent before, which nobody has read yet."""
+        member = self._members[rank]
+        for name, line in list(member.lines.items()):
+            lane = self._lane(name)
+            with contextlib.suppress(OSError):
+                while member.lines.get(name) is line and line.poll(0):
+                    self._read(member, lane, line)
+
+    def stop(self) -> None:
+        """End at the next report, on all ranks alike, as if the user had interrupted each there."""
+        self._is_stopping = True
+        lane = self._lane(MAIN)
+        if any(meet.tag == "report" for meet in lane.waiting.values()):
+            self.break_off("the run was interrupted", "interrupted")
+
+    def break_off(self, reason: str, kind: str = "failed") -> None:
+        """End every wait of the attempt, and refuse those to come; the first reason stays."""
+        if self.broken is not None:
+            return
+        self.broken = Break(kind, reason)
+        for lane in self._lanes.values():
+            for rank in list(lane.waiting):
+                del lane.waiting[rank]
+                self._reply(lane.lines[rank], self.broken)
+                self.told |= {rank} if lane.name == MAIN else set()
+        self._on_break(reason)
+
+    def tell_stacks(self, then: Callable[[str], None]) -> None:
+        """Ask every rank where it is; ``then`` is called in the loop with all of it, merged."""
+        texts: dict[int, bytearray] = {}
+        asked = [member for member in self._members.values() if member.control is not None and not member.has_ended]
+        deadline = time.monotonic() + _STACK_WAIT_S
+        heard = [time.monotonic()]
+
+        def hear(rank: int, line: Connection) -> None:
+            with contextlib.suppress(OSError):
+                piece = os.read(line.fileno(), 1 << 16)
+                texts.setdefault(rank, bytearray()).extend(piece)
+                heard[0] = time.monotonic()
+                if piece:
+                    return
+            self.unwatch(line)
+
+        def look() -> None:
+            now = time.monotonic()
+            if now < deadline and (len(texts) < len(asked) or now < heard[0] + _STACK_QUIET_S):
+                self.call_in(_STACK_QUIET_S, look)
+                return
+            for member in asked:
+                self.unwatch(member.control)
+            then(self._where_all_are({rank: text.decode(errors="replace") for rank, text in texts.items()}))
+
+        for member in asked:
+            line = member.control
+            assert line is not None
+            with contextlib.suppress(OSError, KeyError):  # KeyError: it is asked already
+                self.watch(line, functools.partial(hear, member.rank, line))
+                os.write(line.fileno(), b"?")
+        look()
+
+    # -- connections
+
+    def _accept(self) -> None:
+        accepted, _ = self._listener.accept()
+        if accepted.family != socket.AF_UNIX:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _limit_reading(accepted, _HANDSHAKE_S)
+        line = Connection(accepted.detach())
+        try:
+            deliver_challenge(line, self._key)
+            answer_challenge(line, self._key)
+            hello = loads(line.recv_bytes())
+            assert isinstance(hello, Hello), "a rank says hello first"
+            member = self._members[hello.rank]
+        except Exception as error:  # the edge: whoever it was is not let in
+            logger.warning("a connection that is none of this run's ranks was refused: %s", type(error).__name__)
+            line.close()
+            return
+        with socket.socket(fileno=os.dup(line.fileno())) as plain:
+            _limit_reading(plain, 0)
+        if hello.lane == CONTROL:
+            member.control = line
+            return
+        member.lines[hello.lane] = line
+        lane = self._lane(hello.lane)
+        lane.lines[hello.rank] = line
+        self.watch(line, lambda: self._read(member, lane, line))
+
+    def _read(self, member: _Member, lane: _Lane, line: Connection) -> None:
+        try:
+            data = line.recv_bytes()
+        except (EOFError, OSError):
+            self._hang_up(member, lane, line)
+            return
+        message = loads(data)
+        if type(message) is Meet:
+            self._arrive(member, lane, message)
+        else:
+            self._take(member, message)
+
+    def _hang_up(self, member: _Member, lane: _Lane, line: Connection) -> None:
+        self.unwatch(line)
+        line.close()
+        lane.waiting.pop(member.rank, None)
+        member.lines.pop(lane.name, None)
+        if lane.name == MAIN and not member.has_ended:
+            self._on_disconnect(member.rank)
+
+    def _close_lines(self) -> None:
+        for member in self._members.values():
+            for line in (*member.lines.values(), *filter(None, [member.control])):
+                line.close()
+
+    def _reply(self, line: Connection, message: Any) -> None:  # Any: a Break, or what a meeting gives
+        with contextlib.suppress(OSError, ValueError):  # a rank that is gone is noticed where its line is read
+            line.send_bytes(_dumped(message))
+
+    # -- messages
+
+    def _take(self, member: _Member, event: Any) -> None:  # Any: an event, or one that is still packed
+        if type(event) is Reported:
+            member.num_reports += 1
+            self._sink(event)
+            return
+        if type(event) is Failed:
+            error = cast(Exception, unpacked_error(cast(bytes, event.error)))  # it travels as bytes
+            event = event._replace(error=error)
+        elif type(event) is Finished:
+            event = event._replace(value=self._value_of(event))
+        self._sink(event)
+        if type(event) is Failed:
+            member.has_ended = True
+            self.break_off(
+                f"rank {member.rank} failed with {type(event.error).__name__}: {event.error} ({event.place})"
+            )
+        elif type(event) is Finished:
+            member.has_ended = member.has_finished = True
+            for lane in self._lanes.values():
+                self._fail_for_the_ended(lane)
+
+    def _value_of(self, event: Finished) -> Any:  # Any: the user's own
+        try:
+            return loads(event.value)
+        except Exception as error:  # whatever a class of the user's does when it is built
+            logger.warning("rank %d: its return value cannot be read here, and is None: %s", event.rank, error)
+            return None
+
+    def _arrive(self, member: _Member, lane: _Lane, meet: Meet) -> None:
+        if lane.name == MAIN and meet.place:
+            member.last_seen = f"{meet.tag} #{meet.number} ({meet.place})"
+        line = lane.lines[member.rank]
+        if self._is_stopping and meet.tag == "report":
+            self.break_off("the run was interrupted", "interrupted")
+        if self.broken is not None:
+            self._reply(line, self.broken)
+            return
+        if not lane.waiting:
+            lane.since, lane.warn_after_s = time.monotonic(), self._stall_timeout_s
+        lane.waiting[member.rank] = meet
+        first = next(iter(lane.waiting.values()))
+        if first.what != meet.what:
+            where = "; ".join(f"rank {rank} is in {each}" for rank, each in sorted(lane.waiting.items()))
+            self.break_off(
+                f"the ranks do different things, and would wait for ever: {where}. Every rank must make the "
+                "same calls in the same order"
+            )
+        elif len(lane.waiting) == self.world_size:
+            self._complete(lane, meet.how)
+        else:
+            self._fail_for_the_ended(lane)
+
+    def _complete(self, lane: _Lane, how: str) -> None:
+        met, lane.waiting = lane.waiting, {}
+        if how == "barrier":
+            message: Any = None
+        elif how == "broadcast":
+            message = met[0].data
+        else:
+            message = [met[rank].data for rank in range(self.world_size)]
+        data = _dumped(message)
+        for rank in met:
+            with contextlib.suppress(OSError, ValueError):
+                lane.lines[rank].send_bytes(data)
+
+    def _fail_for_the_ended(self, lane: _Lane) -> None:
+        """A rank that has ended can never arrive."""
+        if not lane.waiting or self.broken is not None:
+            return
+        ended = [member for member in self._members.values() if member.has_ended]
+        if ended:
+            told = ", ".join(
+                f"rank {member.rank} has {'returned' if member.has_finished else 'ended'} "
+                f"after {member.num_reports} report(s)"
+                for member in ended
+            )
+            where = "; ".join(f"rank {rank} waits in {meet}" for rank, meet in sorted(lane.waiting.items()))
+            self.break_off(f"{where}; but {told} and can never come")
+
+    # -- stalls
+
+    def _wait_s(self) -> float | None:
+        due = [self._timers[0][0]] if self._timers else []
+        lane = self._lanes.get(MAIN)
+        if lane is not None and lane.waiting:
+            due.append(lane.since + lane.warn_after_s)
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _look_for_stalls(self, now: float) -> None:
+        lane = self._lanes.get(MAIN)
+        if lane is None or not lane.waiting or now < lane.since + lane.warn_after_s or self.broken is not None:
+            return
+        waited, lane.warn_after_s = lane.warn_after_s, 2 * lane.warn_after_s
+        meeting = lane.since
+
+        def tell(where: str) -> None:
+            if lane.since != meeting or not lane.waiting:
+                return  # the missing ones have come meanwhile
+            missing = ", ".join(str(rank) for rank in self._members if rank not in lane.waiting)
+            meet = next(iter(lane.waiting.values()))
+            text = (
+                f"{meet.tag} #{meet.number} has waited {waited:g} s for rank(s) {missing} "
+                f"(RunConfig.stall_timeout_s): {where}"
+            )
+            if self._fails_on_stall:
+                self.break_off(text)
+            else:
+                logger.warning("%s", text)
+
+        self.tell_stacks(tell)
+
+    def _where_all_are(self, stacks: dict[int, str]) -> str:
+        waiting = self._lane(MAIN).waiting
+        places = {
+            rank: ("waits in " + str(waiting[rank]), "")
+            if rank in waiting
+            else ("has ended", "")
+            if member.has_ended
+            else where_of(stacks.get(rank, ""))
+            for rank, member in self._members.items()
+        }
+        return merged(places)
+
+    def _lane(self, name: str) -> _Lane:
+        return self._lanes.setdefault(name, _Lane(name))
+
+
+def _listening(address: str | None, cleanup: contextlib.ExitStack) -> tuple[socket.socket, Any]:
+    """A listening socket, and where it is: a path, or host and port."""
+    if address is None:
+        folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="turnout-", dir="/tmp"))
+        listener, place = socket.socket(socket.AF_UNIX), f"{folder}/ranks"
+    else:
+        listener, place = socket.socket(socket.AF_INET), (address, 0)  # type: ignore[assignment]
+    cleanup.callback(listener.close)
+    listener.bind(place)
+    listener.listen(1024)
+    return listener, place if address is None else listener.getsockname()
+
+
+def _limit_reading(plain: socket.socket, seconds: float) -> None:
+    """How long a read on this socket may take, also through other descriptors of it; 0 for as long as it takes."""
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), 0))
+
+
+def _drain(woken: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while woken.recv(4096):
+            pass
+
+
+def _dumped(message: Any) -> bytes:
+    import pickle
+
+    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)

@@ -1,0 +1,306 @@
+"""`ProcessController`: N ranks on this machine, each a process forked from the warm server."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+from turnout.controllers.base import Controller, Ending, Outcome, RunSpec, Sink, Traits, Worker
+from turnout.controllers.coordinator import Coordinator
+from turnout.controllers.interrupts import signals_handled
+from turnout.controllers.process.client import Server, lent_server
+from turnout.controllers.process.rank import Launch
+from turnout.controllers.travel import dumps_work
+from turnout.errors import ControllerError, UnsupportedError
+from turnout.session.events import Log, RankInfo
+
+__all__ = ["ProcessController"]
+
+logger = logging.getLogger(__name__)
+
+_UNWIND_S = 3.0  # for ranks to unwind once the attempt has failed
+_EXIT_S = 10.0  # for ranks to exit once all have said their last word
+_PIECE = 1 << 16
+_LAST_LINES = 10
+_LINE_SHOWN = 300
+
+
+class ProcessController(Controller):
+    """Forks the ranks of an attempt, carries their messages on the thread that called `fit()`, and reaps them."""
+
+    name: ClassVar[str] = "process"
+    traits: ClassVar[Traits] = Traits(
+        isolates_workers=True,
+        forms_group=True,
+        restartable=True,
+        resizable=False,
+        multi_node=False,
+        ray_data=False,
+    )
+
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
+        _refuse_unsupported(spec)
+        self._group: _Group | None = None
+
+    def run_attempt(self, worker: Worker, sink: Sink) -> Outcome:
+        """Fork the ranks, and serve them until the last has exited.
+
+        Raises:
+            UsageError: what they are to run cannot be pickled; the text names the variable at fault.
+            KeyboardInterrupt: the run was interrupted; no rank is left.
+        """
+        work = dumps_work(worker, lambda: _parts(self.spec))
+        backend = self.spec.backend_config
+        preload = {*(backend.preload if backend is not None else ()), *(["torch"] if "torch" in sys.modules else [])}
+        try:
+            with lent_server(preload) as server, _Group(self.spec, server, sink) as group:
+                self._group = group
+                group.fork(work)
+                group.serve()
+        except ControllerError as error:
+            return Outcome(ending=Ending.NOT_STARTED, error=error)
+        finally:
+            self._group = None
+        if group.was_interrupted:
+            raise KeyboardInterrupt
+        return Outcome()
+
+    def abort(self, reason: str, grace_s: float) -> None:
+        """End the attempt: waits are broken, and ranks that do not unwind in time are killed."""
+        group = self._group
+        if group is not None:
+            group.abort(reason, grace_s)
+
+
+class _Group:
+    """The ranks of one attempt.
+
+    Args:
+        spec: of the run.
+        server: forks them.
+        sink: takes their events.
+    """
+
+    def __init__(self, spec: RunSpec, server: Server, sink: Sink) -> None:
+        self.was_interrupted = False
+        self._server = server
+        self._sink = sink
+        self._size = spec.scaling_config.max_workers
+        self._use_gpu = spec.scaling_config.use_gpu
+        self._ranks: dict[int, int] = {}
+        """The rank of each process that lives."""
+        self._outputs: dict[int, _Output] = {}
+        self._is_interrupted = 0
+        self._is_asked = False
+        self._abort: tuple[str, float] | None = None
+        self._is_ending = False
+        self._coordinator = Coordinator(
+            self._size,
+            sink,
+            stall_timeout_s=spec.run_config.stall_timeout_s,
+            fails_on_stall=spec.run_config.stall_action == "fail",
+            on_break=lambda reason: self._unwind(_UNWIND_S),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for output in self._outputs.values():
+            output.close()
+        self._coordinator.__exit__(None, None, None)
+
+    def fork(self, work: bytes) -> None:
+        """Start every rank with ``work``."""
+        ranks = [RankInfo(rank, self._size, rank, self._size, 0) for rank in range(self._size)]
+        environment = dict(os.environ)
+        if not self._use_gpu:
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        launch = Launch(
+            ranks=ranks,
+            address=self._coordinator.address,
+            work=work,
+            environment=environment,
+            directory=os.getcwd(),
+            arguments=list(sys.argv),
+            path=list(sys.path),
+        )
+        with contextlib.ExitStack() as theirs:
+            ends = []
+            for rank in range(self._size):
+                mine, its = os.pipe()
+                theirs.callback(os.close, its)
+                ends.append(its)
+                self._outputs[rank] = _Output(rank, mine, self._sink)
+            pids = self._server.fork(launch, ends)
+        self._ranks = {pid: rank for rank, pid in enumerate(pids)}
+        for output in self._outputs.values():
+            self._coordinator.watch(output.handle, output.read)
+
+    def serve(self) -> None:
+        """Carry messages until no rank is left."""
+        self._coordinator.watch(self._server.line, self._reap)
+        try:
+            with signals_handled(
+                on_interrupt=self._note_interrupt, on_ask=self._note_ask, wake_fd=self._coordinator.wake_fd
+            ):
+                self._coordinator.serve(self._is_done)
+        except BaseException:
+            self._kill()
+            while self._ranks:
+                self._reap()
+            raise
+        finally:
+            self._coordinator.unwatch(self._server.line)
+
+    def abort(self, reason: str, grace_s: float) -> None:
+        """From any thread."""
+        self._abort = (reason, grace_s)
+        self._coordinator.wake()
+
+    # -- signals: noted where they come, acted on in the loop
+
+    def _note_interrupt(self) -> None:
+        self._is_interrupted += 1
+        self._coordinator.wake()
+
+    def _note_ask(self) -> None:
+        self._is_asked = True
+        self._coordinator.wake()
+
+    def _is_done(self) -> bool:
+        if self._is_asked:
+            self._is_asked = False
+            self._coordinator.tell_stacks(lambda text: logger.warning("SIGUSR1: %s", text))
+        if self._abort is not None:
+            (reason, grace_s), self._abort = self._abort, None
+            self._coordinator.break_off(f"the run was aborted: {reason}", "aborted")
+            self._unwind(grace_s)
+        if self._is_interrupted and not self.was_interrupted:
+            self.was_interrupted = True
+            logger.warning("interrupted: the run stops at its next report; interrupt again to kill it now")
+            self._coordinator.stop()
+        if self._is_interrupted > 1:
+            self._kill()
+        if not self._is_ending and not self._coordinator.unfinished:
+            self._is_ending = True
+            self._coordinator.call_in(_EXIT_S, self._kill)
+        return not self._ranks
+
+    # -- ends
+
+    def _unwind(self, grace_s: float) -> None:
+        """The attempt has failed: those who wait have been told; tell the others, and kill whoever stays."""
+        waiting = self._coordinator.told
+        for pid, rank in self._ranks.items():
+            if rank in self._coordinator.unfinished and rank not in waiting:
+                self._server.signal(pid, signal.SIGTERM, whole_group=False)
+        self._coordinator.call_in(grace_s, self._kill)
+
+    def _kill(self) -> None:
+        for pid in self._ranks:
+            self._server.signal(pid, signal.SIGKILL, whole_group=True)
+
+    def _reap(self) -> None:
+        try:
+            exited = self._server.exited()
+        except (EOFError, OSError):
+            for rank in self._ranks.values():
+                self._coordinator.died(rank, "died with the server that had forked it")
+            self._ranks.clear()
+            raise ControllerError("the server that forks ranks was killed, and its ranks with it") from None
+        rank = self._ranks.pop(exited.pid)
+        self._coordinator.read_rest(rank)  # its last words may still be on the line
+        output = self._outputs[rank]
+        self._coordinator.unwatch(output.handle)
+        output.finish()
+        if rank in self._coordinator.unfinished:
+            self._coordinator.died(rank, f"{_how(exited.status)}{output.shown()}")
+
+
+class _Output:
+    """What one rank prints."""
+
+    def __init__(self, rank: int, handle: int, sink: Sink) -> None:
+        self.handle = handle
+        self._rank = rank
+        self._sink = sink
+        self._rest = b""
+        self._last: deque[bytes] = deque(maxlen=_LAST_LINES)
+        os.set_blocking(handle, False)
+
+    def read(self) -> bool:
+        """Pass on what has come; returns whether there may be more."""
+        try:
+            data = os.read(self.handle, _PIECE)
+        except BlockingIOError:
+            return False
+        lines, newline, self._rest = (self._rest + data).rpartition(b"\n")
+        if len(self._rest) > _PIECE:  # a line that does not end is passed on in pieces
+            lines, newline, self._rest = lines + newline + self._rest, b"", b""
+        self._pass_on(lines + newline)
+        return bool(data)
+
+    def finish(self) -> None:
+        """The rank has exited: read what is left, though a child of its own may still hold the other end."""
+        while self.read():
+            pass
+        self._pass_on(self._rest)
+        self._rest = b""
+
+    def shown(self) -> str:
+        """The last lines, for the error."""
+        if not self._last:
+            return ""
+        lines = (line[-_LINE_SHOWN:].decode(errors="replace") for line in self._last)
+        return "; its last lines of output:\n" + "\n".join(f"  {line}" for line in lines) + "\n"
+
+    def close(self) -> None:
+        os.close(self.handle)
+
+    def _pass_on(self, data: bytes) -> None:
+        if data:
+            self._last.extend(data.splitlines()[-_LAST_LINES:])
+            self._sink(Log(self._rank, data))
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"exited with status {status} before the train function had ended (os._exit?)"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+
+
+def _parts(spec: RunSpec) -> Iterator[tuple[str, Any]]:  # Any: the user's own
+    yield "the train function", getattr(spec.train_fn, "function", spec.train_fn)
+    yield "train_loop_config", spec.train_loop_config
+    yield from ((f"datasets[{name!r}]", dataset) for name, dataset in spec.datasets.items())
+    yield "backend_config", spec.backend_config
+    yield "validation_config", spec.validation_config
+
+
+def _refuse_unsupported(spec: RunSpec) -> None:
+    scaling, run = spec.scaling_config, spec.run_config
+    asked = {
+        f"num_workers={scaling.num_workers!r} (elastic)": isinstance(scaling.num_workers, tuple),
+        "resources_per_worker": scaling.resources_per_worker is not None,
+        "accelerator_type": scaling.accelerator_type is not None,
+        "label_selector": scaling.label_selector is not None,
+        "worker_runtime_env": run.worker_runtime_env is not None,
+    }
+    for what, is_asked in asked.items():
+        if is_asked:
+            raise UnsupportedError(
+                f"{what}: the controller 'process' forks a fixed number of ranks on this machine, and places nothing; "
+                "the controller 'ray' can. Leave it out, or use ScalingConfig(controller='ray')"
+            )

@@ -1,0 +1,157 @@
+"""What a forked rank does before and after the train function: it becomes a process of its own, and ends like one."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import multiprocessing.util
+import os
+import signal
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from turnout.controllers.travel import loads
+from turnout.controllers.wire import Address, WireChannel
+from turnout.errors import WorkerGroupError
+from turnout.session.channel import Channel
+from turnout.session.events import Failed, RankInfo
+
+__all__ = ["Launch", "become_rank", "die_with"]
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What the ranks of one attempt begin with.
+
+    Args:
+        ranks: who they are.
+        address: of the coordinator.
+        work: what each runs with its channel, pickled.
+        environment: all variables, but for those of each rank.
+        directory: to work in.
+        arguments: for ``sys.argv``.
+        path: for ``sys.path``.
+    """
+
+    ranks: list[RankInfo]
+    address: Address
+    work: bytes
+    environment: dict[str, str]
+    directory: str
+    arguments: list[str]
+    path: list[str]
+
+
+def die_with(parent: int) -> None:
+    """End this process when ``parent``, which forked it, ends; it may have done so already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def become_rank(launch: Launch, rank: int, output: int) -> NoReturn:
+    """Run the rank's work on this thread, which is the main one, and exit."""
+    ranks = launch.ranks[rank]
+    _take_streams(output)
+    _take_surroundings(launch, ranks)
+    channel = WireChannel(launch.address, ranks)
+    channel.answer_where()
+    _end_when_told(channel)
+    status = 1
+    try:
+        work = _received(launch.work, channel)
+        if work is not None:
+            work(channel)
+            status = 0
+    except SystemExit as leave:
+        status = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+    except KeyboardInterrupt:
+        status = 130  # as a shell tells of it
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _leave(channel, status)
+
+
+def _take_streams(output: int) -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(nothing)
+    os.close(output)
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    for name, handle in (("stdout", 1), ("stderr", 2)):
+        stream = os.fdopen(handle, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _take_surroundings(launch: Launch, ranks: RankInfo) -> None:
+    """The driver's surroundings, so that the function finds what it would find there."""
+    atexit._clear()  # the server's own; what the train function registers is run at the rank's end
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(launch.environment)
+    os.environ.update(
+        RANK=str(ranks.rank),
+        WORLD_SIZE=str(ranks.world_size),
+        LOCAL_RANK=str(ranks.local_rank),
+        LOCAL_WORLD_SIZE=str(ranks.local_world_size),
+        NODE_RANK=str(ranks.node_rank),
+        TURNOUT_WORKER="1",
+    )
+    os.chdir(launch.directory)
+    sys.argv[:] = launch.arguments
+    sys.path[:] = launch.path
+    # The user's script is not imported again: what it defines comes by value, into an empty module.
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    if "numpy" in sys.modules:
+        # Every rank would draw the same numbers. Python's own generator is seeded again by the fork, and torch's begins
+        # with the same seed in every fresh process anyway.
+        sys.modules["numpy"].random.seed()
+
+
+def _received(data: bytes, channel: WireChannel) -> Callable[[Channel], None] | None:
+    try:
+        work: Callable[[Channel], None] = loads(data)
+    except Exception as error:  # whatever the import of a module of the user's raises
+        error.add_note("raised on the rank while the train function was received, before it was called")
+        channel.publish(Failed(channel.ranks.rank, error, "while the train function was received"))
+        return None
+    return work
+
+
+def _end_when_told(channel: WireChannel) -> None:
+    """SIGTERM from the driver unwinds the train function; it is killed if that takes too long."""
+    rank = os.getpid()
+
+    def end(number: int, frame: Any) -> None:  # Any: as `signal` passes it
+        if os.getpid() != rank:  # a child of the rank's, such as a data loader's worker
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif channel.broken is None:
+            raise WorkerGroupError("this rank was told to end")
+
+    signal.signal(signal.SIGTERM, end)
+
+
+def _leave(channel: WireChannel, status: int) -> NoReturn:
+    """End as an interpreter does, but for threads that the train function has left behind: nobody waits for them."""
+    try:
+        atexit._run_exitfuncs()
+        multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # as its own children do
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        channel.close()
+    finally:
+        os._exit(status)

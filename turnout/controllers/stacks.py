@@ -1,0 +1,67 @@
+"""Where ranks are, for people: the stacks that `faulthandler` writes, cut to what matters and merged over ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+from collections.abc import Mapping
+
+__all__ = ["merged", "where_of"]
+
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_NOT_THE_USERS = tuple(
+    os.path.realpath(path) + os.sep
+    for path in (
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        os.path.dirname(os.path.dirname(__file__)),
+    )
+)
+
+
+def where_of(dump: str) -> tuple[str, str]:
+    """What a rank is doing, from its dump.
+
+    Args:
+        dump: as `faulthandler` writes it, all threads; the main thread is the last.
+
+    Returns:
+        One line for the merged report, and the main thread's whole stack, innermost call first.
+    """
+    frames = _main_threads(dump)
+    if not frames:
+        return "does not answer (is it stopped?)", ""
+    innermost = frames[0]
+    users = next((frame for frame in frames if not os.path.realpath(frame[0]).startswith(_NOT_THE_USERS)), innermost)
+    stack = "\n".join(f"    {file}:{line} in {function}" for file, line, function in frames)
+    return f"is in {innermost[2]} ({users[0]}:{users[1]})", stack
+
+
+def merged(places: Mapping[int, tuple[str, str]]) -> str:
+    """One line that groups the ranks by where they are, and under it the stack of each group."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for rank, place in sorted(places.items()):
+        groups.setdefault(place, []).append(rank)
+    line = " | ".join(f"{_named(ranks)} {_of_several(what, ranks)}" for (what, _), ranks in groups.items())
+    stacks = [f"  {_named(ranks)}:\n{stack}" for (_, stack), ranks in groups.items() if stack]
+    return "\n".join([line, *stacks])
+
+
+def _named(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {','.join(map(str, ranks))}"
+
+
+def _of_several(what: str, ranks: list[int]) -> str:
+    verb, _, rest = what.partition(" ")
+    plural = {"is": "are", "has": "have", "does": "do", "waits": "wait"}
+    return f"{plural[verb] if len(ranks) > 1 else verb} {rest}"
+
+
+def _main_threads(dump: str) -> list[tuple[str, str, str]]:
+    frames: list[tuple[str, str, str]] = []
+    for text in dump.splitlines():
+        if "hread 0x" in text:
+            frames = []
+        elif (match := _FRAME.match(text)) is not None:
+            frames.append((match["file"], match["line"], match["function"]))
+    return frames
