@@ -30,6 +30,7 @@ from turnout.controllers.base import Sink
 from turnout.controllers.stacks import merged, where_of
 from turnout.controllers.travel import loads, unpacked_error
 from turnout.controllers.wire import CONTROL, MAIN, Address, Break, Hello, Meet
+from turnout.errors import WorkerGroupError
 from turnout.session.events import Died, Failed, Finished, Reported
 
 __all__ = ["Coordinator"]
@@ -105,7 +106,7 @@ class Coordinator:
         self._on_disconnect = on_disconnect
         self._members = {rank: _Member(rank) for rank in range(world_size)}
         self._lanes: dict[str, _Lane] = {}
-        self._is_stopping = False
+        self._stop: Break | None = None
         self._timers: list[tuple[float, int, Action]] = []
         self._timer_numbers = itertools.count()
         self._cleanup = contextlib.ExitStack()
@@ -138,7 +139,7 @@ class Coordinator:
         """Carry messages until ``is_done``, which is asked after each round."""
         while not is_done():
             for key, _ in self._selector.select(self._wait_s()):
-                if key.fileobj in self._selector.get_map():  # an action before it may have closed it
+                if self._selector.get_map().get(key.fd) == key:  # else an action before it has closed it
                     key.data()
             now = time.monotonic()
             while self._timers and self._timers[0][0] <= now:
@@ -185,15 +186,21 @@ class Coordinator:
         """The ranks that have not said their last word."""
         return {rank for rank, member in self._members.items() if not member.has_ended}
 
-    def died(self, rank: int, reason: str) -> None:
-        """A rank is gone; unless it had said its last word, the attempt breaks."""
+    def died(self, rank: int, reason: str, output: str = "") -> None:
+        """A rank is gone; unless it had said its last word, the attempt breaks.
+
+        Args:
+            rank: the rank.
+            reason: how it ended.
+            output: its last lines.
+        """
         member = self._members[rank]
         if member.has_ended:
             return
         member.has_ended = True
         seen = f"; last seen in {member.last_seen}" if member.last_seen else ""
         text = f"{reason}{seen}; reports made: {member.num_reports}"
-        self._sink(Died(rank, text))
+        self._sink(Died(rank, f"{text}\nits last lines of output:\n{output}" if output else text))
         self.break_off(f"rank {rank} {text}")
 
     def read_rest(self, rank: int) -> None:
@@ -206,11 +213,15 @@ class Coordinator:
                     self._read(member, lane, line)
 
     def stop(self) -> None:
-        """End at the next report, on all ranks alike, as if the user had interrupted each there."""
-        self._is_stopping = True
+        """End at the next report, on all ranks alike, as if the user had interrupted each there.
+
+        Background uploads go on to meet: they are drained first.
+        """
+        self._stop = Break("interrupted", "the run was interrupted")
         lane = self._lane(MAIN)
-        if any(meet.tag == "report" for meet in lane.waiting.values()):
-            self.break_off("the run was interrupted", "interrupted")
+        for rank, meet in list(lane.waiting.items()):
+            if meet.tag == "report":
+                self._answer(lane, rank, self._stop)
 
     def break_off(self, reason: str, kind: str = "failed") -> None:
         """End every wait of the attempt, and refuse those to come; the first reason stays."""
@@ -219,9 +230,7 @@ class Coordinator:
         self.broken = Break(kind, reason)
         for lane in self._lanes.values():
             for rank in list(lane.waiting):
-                del lane.waiting[rank]
-                self._reply(lane.lines[rank], self.broken)
-                self.told |= {rank} if lane.name == MAIN else set()
+                self._answer(lane, rank, self.broken)
         self._on_break(reason)
 
     def tell_stacks(self, then: Callable[[str], None]) -> None:
@@ -310,9 +319,11 @@ class Coordinator:
             for line in (*member.lines.values(), *filter(None, [member.control])):
                 line.close()
 
-    def _reply(self, line: Connection, message: Any) -> None:  # Any: a Break, or what a meeting gives
+    def _answer(self, lane: _Lane, rank: int, why: Break) -> None:
+        lane.waiting.pop(rank, None)
+        self.told |= {rank} if lane.name == MAIN else set()
         with contextlib.suppress(OSError, ValueError):  # a rank that is gone is noticed where its line is read
-            line.send_bytes(_dumped(message))
+            lane.lines[rank].send_bytes(_dumped(why))
 
     # -- messages
 
@@ -347,11 +358,9 @@ class Coordinator:
     def _arrive(self, member: _Member, lane: _Lane, meet: Meet) -> None:
         if lane.name == MAIN and meet.place:
             member.last_seen = f"{meet.tag} #{meet.number} ({meet.place})"
-        line = lane.lines[member.rank]
-        if self._is_stopping and meet.tag == "report":
-            self.break_off("the run was interrupted", "interrupted")
-        if self.broken is not None:
-            self._reply(line, self.broken)
+        refusal = self.broken or (self._stop if meet.tag == "report" else None)
+        if refusal is not None:
+            self._answer(lane, member.rank, refusal)
             return
         if not lane.waiting:
             lane.since, lane.warn_after_s = time.monotonic(), self._stall_timeout_s
@@ -359,9 +368,11 @@ class Coordinator:
         first = next(iter(lane.waiting.values()))
         if first.what != meet.what:
             where = "; ".join(f"rank {rank} is in {each}" for rank, each in sorted(lane.waiting.items()))
-            self.break_off(
-                f"the ranks do different things, and would wait for ever: {where}. Every rank must make the "
-                "same calls in the same order"
+            self._fail(
+                min(lane.waiting),
+                meet.place,
+                f"the ranks do different things, and would wait for ever: {where}. Every rank must make the same calls "
+                "in the same order",
             )
         elif len(lane.waiting) == self.world_size:
             self._complete(lane, meet.how)
@@ -393,7 +404,13 @@ class Coordinator:
                 for member in ended
             )
             where = "; ".join(f"rank {rank} waits in {meet}" for rank, meet in sorted(lane.waiting.items()))
-            self.break_off(f"{where}; but {told} and can never come")
+            rank, meet = next(iter(lane.waiting.items()))
+            self._fail(rank, meet.place, f"{where}; but {told} and can never come")
+
+    def _fail(self, rank: int, place: str, reason: str) -> None:
+        """Break for a cause that the coordinator has found itself: it comes first, as what ranks raise comes of it."""
+        self._sink(Failed(rank, WorkerGroupError(reason), place))
+        self.break_off(reason)
 
     # -- stalls
 
@@ -414,14 +431,15 @@ class Coordinator:
         def tell(where: str) -> None:
             if lane.since != meeting or not lane.waiting:
                 return  # the missing ones have come meanwhile
-            missing = ", ".join(str(rank) for rank in self._members if rank not in lane.waiting)
+            absent = [rank for rank in self._members if rank not in lane.waiting]
+            missing = ", ".join(map(str, absent))
             meet = next(iter(lane.waiting.values()))
             text = (
                 f"{meet.tag} #{meet.number} has waited {waited:g} s for rank(s) {missing} "
                 f"(RunConfig.stall_timeout_s): {where}"
             )
             if self._fails_on_stall:
-                self.break_off(text)
+                self._fail(absent[0], meet.place, text)
             else:
                 logger.warning("%s", text)
 

@@ -10,13 +10,9 @@ from collections.abc import Mapping
 __all__ = ["merged", "where_of"]
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
-_NOT_THE_USERS = tuple(
-    os.path.realpath(path) + os.sep
-    for path in (
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        os.path.dirname(os.path.dirname(__file__)),
-    )
-)
+_OURS = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
+_INSTALLED = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_NOT_THE_USERS = (_OURS, *(os.path.realpath(path) + os.sep for path in _INSTALLED))
 
 
 def where_of(dump: str) -> tuple[str, str]:
@@ -33,6 +29,8 @@ def where_of(dump: str) -> tuple[str, str]:
         return "does not answer (is it stopped?)", ""
     innermost = frames[0]
     users = next((frame for frame in frames if not os.path.realpath(frame[0]).startswith(_NOT_THE_USERS)), innermost)
+    while len(frames) > 1 and _leads_to_the_user(frames[-1][0]):
+        frames.pop()
     stack = "\n".join(f"    {file}:{line} in {function}" for file, line, function in frames)
     return f"is in {innermost[2]} ({users[0]}:{users[1]})", stack
 
@@ -45,6 +43,10 @@ def merged(places: Mapping[int, tuple[str, str]]) -> str:
     line = " | ".join(f"{_named(ranks)} {_of_several(what, ranks)}" for (what, _), ranks in groups.items())
     stacks = [f"  {_named(ranks)}:\n{stack}" for (_, stack), ranks in groups.items() if stack]
     return "\n".join([line, *stacks])
+
+
+def _leads_to_the_user(file: str) -> bool:
+    return file == "<string>" or os.path.realpath(file).startswith(_OURS)
 
 
 def _named(ranks: list[int]) -> str:

@@ -5,8 +5,10 @@ Plain pickle comes first, as it is quick; cloudpickle takes what a script or a n
 
 from __future__ import annotations
 
+import io
 import pickle
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,10 +25,24 @@ def dumps(value: Any) -> bytes:  # Any: whatever the ranks pass each other
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception:  # what pickle raises for something that it cannot find by name has no common class
-        import cloudpickle
+        return dumps_by_value(value)
 
-        data: bytes = cloudpickle.dumps(value)
-        return data
+
+def dumps_by_value(value: Any) -> bytes:  # Any: whatever the user's program holds
+    """A value as bytes; functions and classes that no import can find are taken along, and know their files."""
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+        def reducer_override(self, thing: Any) -> Any:  # Any: as pickle asks
+            if isinstance(thing, types.CodeType):
+                # Recent cloudpickles leave the file's name out, and with it the place in every traceback.
+                kind, parts = self.dispatch_table[types.CodeType](thing)
+                return kind, tuple(thing.co_filename if part == "<dynamic-code>" else part for part in parts)
+            return super().reducer_override(thing)
+
+    with io.BytesIO() as file:
+        Pickler(file).dump(value)
+        return file.getvalue()
 
 
 def dumps_work(work: Callable[..., object], parts: Callable[[], Iterator[tuple[str, Any]]]) -> bytes:
@@ -39,10 +55,8 @@ def dumps_work(work: Callable[..., object], parts: Callable[[], Iterator[tuple[s
     Raises:
         UsageError: it cannot be pickled; the text names the variable at fault.
     """
-    import cloudpickle
-
     try:
-        data: bytes = cloudpickle.dumps(work)
+        return dumps_by_value(work)
     except Exception as error:
         culprit = next((found for name, part in parts() if (found := _culprit(name, part, error, depth=4))), None)
         name, reason = culprit or ("something in the run", f"{type(error).__name__}: {text_of(error)}")
@@ -50,15 +64,12 @@ def dumps_work(work: Callable[..., object], parts: Callable[[], Iterator[tuple[s
             f"{name} cannot be sent to worker processes ({reason}). Make it inside of the train function, or leave it "
             "out of what the function refers to"
         ) from error
-    return data
 
 
 def _culprit(name: str, value: Any, error: Exception, depth: int) -> tuple[str, str] | None:
     """The innermost part of ``value`` that does not pickle, and why; None if it does."""
-    import cloudpickle
-
     try:
-        cloudpickle.dumps(value)
+        dumps_by_value(value)
     except Exception as own:
         error = own
     else:
@@ -138,7 +149,7 @@ def unpacked_error(data: bytes) -> BaseException:
 
 
 def traceback_text(error: BaseException) -> str:
-    """An exception with its traceback, as Python shows it."""
+    """An exception with its traceback, as Python shows it, from the first frame that it still has."""
     try:
         return "".join(traceback.format_exception(error)).rstrip()
     except Exception:  # a class of the user's may refuse to be shown

@@ -64,10 +64,10 @@ class Attempt:
             case Finished(rank=rank, value=value):
                 self.return_values[rank] = value
             case Failed(rank=rank, error=error, place=place, traceback=text):
-                self.failures[rank] = error
-                self.places[rank] = place
+                self.failures.setdefault(rank, error)
+                self.places.setdefault(rank, place)
                 if text:
-                    self.tracebacks[rank] = text
+                    self.tracebacks.setdefault(rank, text)
             case Log(rank=rank, data=data):
                 self._on_log(rank, data)
             case Died(rank=rank, reason=reason):

@@ -101,13 +101,14 @@ def error_of(outcome: Outcome, attempt: Attempt, decision: Decision, run_name: s
     error = error.with_traceback(users_traceback(cause))
     error.add_note(f"raised on rank {rank} in attempt {attempt.number} of run {run_name!r} ({decision.count})")
     if rank in attempt.tracebacks:
-        error.add_note(f"on rank {rank}, at {attempt.places[rank]}:\n{attempt.tracebacks[rank]}")
+        error.add_note(f"on rank {rank}, {attempt.places[rank]}:\n{attempt.tracebacks[rank]}")
     if attempt.return_values:
         error.add_note(f"rank(s) that had returned by then: {', '.join(map(str, sorted(attempt.return_values)))}")
-    others = {other: failure for other, failure in attempt.failures.items() if other != rank}
-    if others:
-        told = "; ".join(f"rank {other}: {type(each).__name__}: {text_of(each)}" for other, each in others.items())
-        error.add_note(f"afterwards, and maybe because of it: {told}")
+    others = {other: f"{type(each).__name__}: {text_of(each)}" for other, each in attempt.failures.items()}
+    # What the others were told of the cause needs not be said again.
+    told = [f"rank {other}: {text}" for other, text in others.items() if other != rank and text_of(cause) not in text]
+    if told:
+        error.add_note(f"afterwards, and maybe because of it: {'; '.join(told)}")
     if decision.looks_deterministic:
         error.add_note(_DETERMINISTIC)
     return error

@@ -14,7 +14,7 @@ from turnout.config import BackendConfig
 from turnout.controllers.base import RunSpec, Traits
 from turnout.data import shards_for
 from turnout.errors import WorkerGroupError
-from turnout.runtime.traceback import place_of
+from turnout.runtime.traceback import place_of, users_traceback
 from turnout.session import Channel, LocalTrainFnUtils, WorkerTrainFnUtils, activated
 from turnout.session.checkpoints import Checkpoints
 from turnout.session.collective import ChannelCollective, Collective, SoloCollective
@@ -76,7 +76,7 @@ class TrainWorker:
         try:
             value = self._train(channel, backend)
         except Exception as error:
-            failure = error
+            failure = error.with_traceback(users_traceback(error))
             # Said before the framework's group is torn down: what that does to the other ranks is a consequence.
             channel.publish(Failed(rank, error, place_of(error)))
         except (SystemExit, KeyboardInterrupt) as leave:

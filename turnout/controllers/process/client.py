@@ -51,7 +51,7 @@ class Server:
             self.line = Connection(os.dup(mine.fileno()))
             """Carries what it tells: `Exited`."""
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _program(its.fileno(), [*_own_modules(), *sorted(preload)])],
+                [sys.executable, "-P", "-c", _program(its.fileno())],
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -60,6 +60,7 @@ class Server:
                 start_new_session=True,  # an interrupt from the terminal is for the driver alone
             )
         try:
+            self.line.send_bytes(pickle.dumps([*_own_modules(), *sorted(preload)]))
             ready = self.line.poll(_START_LIMIT_S) and pickle.loads(self.line.recv_bytes()) == "ready"
         except (EOFError, OSError):
             ready = False
@@ -159,12 +160,12 @@ def _own_modules() -> list[str]:
     return ["hmac", "cloudpickle", *sorted(own)]
 
 
-def _program(handle: int, modules: list[str]) -> str:
+def _program(handle: int) -> str:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     return (
         f"import sys; sys.path.append({root!r})\n"
         f"from turnout.controllers.process.server import main\n"
-        f"main({handle}, {os.getpid()}, {modules!r})"
+        f"main({handle}, {os.getpid()})"
     )
 
 

@@ -222,7 +222,7 @@ class _Group:
         self._coordinator.unwatch(output.handle)
         output.finish()
         if rank in self._coordinator.unfinished:
-            self._coordinator.died(rank, f"{_how(exited.status)}{output.shown()}")
+            self._coordinator.died(rank, _how(exited.status), output.shown())
 
 
 class _Output:
@@ -257,10 +257,8 @@ class _Output:
 
     def shown(self) -> str:
         """The last lines, for the error."""
-        if not self._last:
-            return ""
         lines = (line[-_LINE_SHOWN:].decode(errors="replace") for line in self._last)
-        return "; its last lines of output:\n" + "\n".join(f"  {line}" for line in lines) + "\n"
+        return "\n".join(f"  {line}" for line in lines)
 
     def close(self) -> None:
         os.close(self.handle)

@@ -61,19 +61,18 @@ class Exited(NamedTuple):
     status: int
 
 
-def main(handle: int, driver: int, modules: Sequence[str]) -> NoReturn:
-    """Serve until the driver is gone.
+def main(handle: int, driver: int) -> NoReturn:
+    """Serve until the driver is gone; its first message are the modules to import.
 
     Args:
         handle: of the socket to the driver.
         driver: its process.
-        modules: what to import first; one that cannot be imported is left to the ranks to complain of.
     """
-    _Server(handle, driver, modules).run()
+    _Server(handle, driver).run()
 
 
 class _Server:
-    def __init__(self, handle: int, driver: int, modules: Sequence[str]) -> None:
+    def __init__(self, handle: int, driver: int) -> None:
         self._plain = socket.socket(fileno=handle)
         self._line = Connection(os.dup(handle))
         self._driver = driver
@@ -84,8 +83,8 @@ class _Server:
             os.set_blocking(each, False)
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        for module in modules:
-            with contextlib.suppress(Exception):
+        for module in pickle.loads(self._line.recv_bytes()):
+            with contextlib.suppress(Exception):  # a rank that needs it says what is wrong with it
                 importlib.import_module(module)
         gc.collect()
         gc.freeze()  # what is there now is never looked at again, so its pages stay shared with the ranks
