@@ -13,7 +13,7 @@ import multiprocessing
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pytest
 import torch
@@ -55,6 +55,9 @@ class OneWorker:
 
     def exchange(self, tag: str, value: Any, how: str) -> Any:
         return value
+
+    def branch(self, name: str) -> Self:
+        return self
 
 
 @pytest.fixture
