@@ -1,6 +1,6 @@
 """How batches of a torch data loader reach a device: moved one by one, or on CUDA copied one batch ahead.
 
-The user's loader is neither rebuilt nor changed. `PreparedDataLoader` stands before it, passes everything on, and adds
+The loader is neither rebuilt nor changed. `PreparedDataLoader` stands before it, passes everything on, and adds
 two things: a ``sampler`` with ``set_epoch``, and batches on the device. Where the device is the CPU, iterating gives
 the loader's own iterator, so that nothing is paid for per batch.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
-__all__ = ["PreparedDataLoader", "moved"]
+__all__ = ["PreparedDataLoader", "moved", "unprepared"]
 
 _END = object()
 
@@ -86,6 +86,14 @@ class PreparedDataLoader(_Transparent):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return type(self), (self._behind, self._device, self._prefetch)
+
+
+def unprepared(loader: Any) -> DataLoader[Any]:  # Any: what stands before a loader says that it is one
+    """The loader that stands behind a prepared one; any other is returned."""
+    while type(loader) is PreparedDataLoader:
+        loader = loader._behind
+    plain: DataLoader[Any] = loader
+    return plain
 
 
 class _EpochSampler(_Transparent):
