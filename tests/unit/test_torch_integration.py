@@ -228,6 +228,23 @@ def test_strategy_arguments_without_a_strategy_are_warned_of(run: None, caplog: 
     assert "find_unused_parameters" in caplog.messages[0]
 
 
+@pytest.mark.parametrize(
+    ("strategy", "name", "taken"),
+    [
+        ("ddp", "find_unused_parameter", "find_unused_parameters"),
+        ("ddp", "module", "device_ids"),
+        ("fsdp", "reshard_after_forward", "sharding_strategy"),
+        ("fsdp2", "sharding_strategy", "reshard_after_forward"),
+    ],
+)
+def test_an_argument_that_the_strategy_does_not_take_is_refused_with_those_it_does(
+    run: None, strategy: str, name: str, taken: str
+) -> None:
+    with pytest.raises(UsageError, match=rf"parallel_strategy_kwargs has '{name}', .* it takes .*{taken}"):
+        prepare_model(torch.nn.Linear(2, 1), parallel_strategy=strategy, parallel_strategy_kwargs={name: None})
+    prepare_model(torch.nn.Linear(2, 1), parallel_strategy=strategy, parallel_strategy_kwargs={taken: None})
+
+
 def test_a_model_and_a_loader_are_prepared_only_inside_a_run() -> None:
     with pytest.raises(UsageError, match="no run is active"):
         prepare_model(torch.nn.Linear(2, 1))

@@ -7,10 +7,12 @@ import os
 import random
 from typing import TYPE_CHECKING, Any, cast
 
-from turnout.checks import check_choice, check_integer, check_mapping, refused
+from turnout.checks import check_integer, refused
 from turnout.errors import UsageError
-from turnout.integrations.torch_data import PreparedDataLoader
-from turnout.session import get_context
+from turnout.integrations.torch_data import PreparedDataLoader, unprepared
+from turnout.integrations.torch_parallel import check_parallel_strategy, parallel
+from turnout.integrations.torch_sampling import dealt
+from turnout.session import active, get_context
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +22,6 @@ __all__ = ["enable_reproducibility", "get_device", "get_devices", "prepare_data_
 
 logger = logging.getLogger(__name__)
 
-_PARALLEL_STRATEGIES = ("ddp", "fsdp", "fsdp2")
 _LARGEST_SEED = 2**32 - 1  # numpy's; torch takes more
 
 
@@ -53,7 +54,17 @@ def prepare_model(
     """Put a model on this worker's device, and, where there are several workers, let them train it together.
 
     At world size 1 there is nobody to train with: the result is ``model`` itself, so that its ``state_dict`` has no
-    wrapper's prefix.
+    wrapper's prefix. Over several workers every one of them calls this alike:
+
+    - ``"ddp"`` wraps the model in `torch.nn.parallel.DistributedDataParallel`, by which all start from rank 0's
+      parameters and each ``backward()`` averages the gradients. The bare model is ``result.module``. A model in which
+      nothing is trained needs no averaging, and is returned bare.
+    - ``"fsdp"`` wraps it in `torch.distributed.fsdp.FullyShardedDataParallel`, which shards it over the workers. Build
+      the optimizer afterwards.
+    - ``"fsdp2"`` calls `torch.distributed.fsdp.fully_shard` on it, which shards it in place, as one unit; its
+      ``state_dict`` holds DTensors. To shard layer by layer, call ``fully_shard`` yourself and pass None here.
+
+    All three work on CPU over gloo as on CUDA over nccl.
 
     Args:
         model: any module.
@@ -61,13 +72,14 @@ def prepare_model(
             one, so that data follows; False leaves it where it is.
         parallel_strategy: ``"ddp"``, ``"fsdp"``, ``"fsdp2"``, or None to leave the model bare. Checked at every world
             size, so that a misspelling shows on one process and not first on a cluster.
-        parallel_strategy_kwargs: arguments for what wraps the model.
+        parallel_strategy_kwargs: arguments for what wraps the model; they win over what is chosen here. Their names
+            are checked at every world size as well.
 
     Returns:
         The model to train.
 
     Raises:
-        UsageError: outside a run, or an argument cannot be meant.
+        UsageError: outside a run, or an argument cannot be meant, or several workers have no process group.
 
     Example:
         >>> def train_fn():
@@ -76,12 +88,12 @@ def prepare_model(
     """
     import torch
 
-    get_context()  # refuses outside a run, as it will have to where there are several workers
+    world_size = get_context().get_world_size()
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"prepare_model(): model is a {type(model).__qualname__}, and takes a torch.nn.Module")
     if not isinstance(move_to_device, (bool, torch.device)):
         raise refused("prepare_model(): move_to_device", move_to_device, "takes True, False or a torch.device")
-    _check_parallel_strategy(parallel_strategy, parallel_strategy_kwargs)
+    check_parallel_strategy(parallel_strategy, parallel_strategy_kwargs)
 
     # `is` tells: a torch.device is true, and so is every bool but one.
     if move_to_device is not False:
@@ -90,8 +102,9 @@ def prepare_model(
             torch.cuda.set_device(device)
         logger.debug("moving the model to %s", device)
         model = model.to(device)
-    # World size 1 ends here. Several ranks wrap the model that they have moved, by the strategy that was checked above.
-    return model
+    if world_size == 1 or parallel_strategy is None:
+        return model
+    return parallel(model, parallel_strategy, parallel_strategy_kwargs or {})
 
 
 def prepare_data_loader(
@@ -102,10 +115,26 @@ def prepare_data_loader(
 ) -> DataLoader[Any]:
     """Let a loader give each worker its share of the data, on the worker's device.
 
-    The loader itself is used, not rebuilt: its workers, its batch sampler and its collate function stay what they
-    are, and every attribute of it can be read and set on the result. ``result.sampler.set_epoch(epoch)`` can be
-    called on every track; where neither the sampler nor the batch sampler has a ``set_epoch``, as torch's own samplers
-    of one process have not, it does nothing.
+    At world size 1 the loader itself is used, and over several workers a copy of it with another sampler: its workers,
+    its collate function and its class stay what they are, and every attribute can be read and set on the result.
+    ``result.sampler.set_epoch(epoch)`` can be called on every track; where neither the sampler nor the batch sampler
+    has a ``set_epoch``, as torch's own samplers of one process have not, it does nothing.
+
+    How the data is dealt to several workers:
+
+    - ``batch_size`` is each worker's, so that one step sees ``batch_size * world_size`` rows.
+    - Shuffled data stays shuffled and other data in order, by a `torch.utils.data.DistributedSampler`. As ever with
+      that, the order is another one each epoch only if ``result.sampler.set_epoch(epoch)`` is called.
+    - The generator of the sampler, which is the ``DataLoader``'s unless the sampler was given one, decides the order:
+      the workers meet here and take rank 0's. Without one the order is that of seed 0, and they do not meet.
+    - Every worker gets equally many rows. The first rows are repeated for that, or with ``drop_last=True`` the last
+      left out: fewer than there are workers.
+    - `SubsetRandomSampler`, `WeightedRandomSampler` and a `RandomSampler` with ``replacement`` or ``num_samples`` are
+      dealt as well: what they draw in an epoch is shared out. Their indices or weights must be the same on every
+      worker, as the data set must.
+    - A sampler, or batch sampler, that has ``num_replicas`` deals already: the loader is used as it is.
+    - Any other sampler or batch sampler, and an `IterableDataset`, is refused: only its author knows whether it would
+      give the same on every worker. Let it deal itself, and pass ``add_dist_sampler=False``.
 
     Tensors are moved out of mappings, lists, tuples and dataclasses, nested as they may be, which keep their types. A
     container with a ``to`` of its own, such as a packed sequence or a tokenizer's batch, moves itself. All else is left
@@ -113,7 +142,8 @@ def prepare_data_loader(
 
     Args:
         data_loader: a `torch.utils.data.DataLoader` or an instance of a subclass.
-        add_dist_sampler: give each of several workers its own share. At world size 1 the share is the whole.
+        add_dist_sampler: give each of several workers its own share. False lets each read all that the loader gives.
+            At world size 1 the share is the whole.
         move_to_device: move the batches to `get_device()`, as it is at the time of this call.
         auto_transfer: on CUDA, copy the next batch while the current one is in use. It costs device memory for one
             batch more, and copies beside the computation only from pinned memory: ``DataLoader(pin_memory=True)``.
@@ -122,7 +152,7 @@ def prepare_data_loader(
         What is used as the loader was.
 
     Raises:
-        UsageError: outside a run, or an argument cannot be meant.
+        UsageError: outside a run, or an argument cannot be meant, or the loader cannot be dealt to several workers.
 
     Example:
         >>> def train_fn():
@@ -134,7 +164,7 @@ def prepare_data_loader(
     """
     from torch.utils.data import DataLoader
 
-    get_context()  # refuses outside a run, as it will have to where there are several workers
+    context = get_context()
     if not isinstance(data_loader, DataLoader):
         raise UsageError(
             f"prepare_data_loader(): data_loader is a {type(data_loader).__qualname__}, and takes a "
@@ -145,7 +175,13 @@ def prepare_data_loader(
         if not isinstance(value, bool):
             raise refused(f"prepare_data_loader(): {name}", value, "takes True or False")
 
-    # World size 1 reads all. Several ranks first replace the loader by one that reads this rank's share.
+    if add_dist_sampler and context.get_world_size() > 1:
+        data_loader = dealt(
+            unprepared(data_loader),
+            num_replicas=context.get_world_size(),
+            rank=context.get_world_rank(),
+            agreed=lambda seed: int(active().collective.broadcast("prepare_data_loader() with a generator", seed)),
+        )
     device = get_device() if move_to_device else None
     return cast("DataLoader[Any]", PreparedDataLoader(data_loader, device, auto_transfer))
 
@@ -179,16 +215,3 @@ def enable_reproducibility(seed: int = 0) -> None:
     # https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True)
-
-
-def _check_parallel_strategy(strategy: Any, kwargs: Any) -> None:  # Any: these are what it checks
-    if strategy is not None:
-        check_choice("prepare_model(): parallel_strategy", strategy, _PARALLEL_STRATEGIES)
-    if kwargs is None:
-        return
-    check_mapping("prepare_model(): parallel_strategy_kwargs", kwargs, "arguments of what wraps the model")
-    if kwargs and strategy is None:
-        names = ", ".join(kwargs)
-        logger.warning(
-            "prepare_model(): parallel_strategy_kwargs (%s) have no effect, because parallel_strategy=None", names
-        )
