@@ -20,8 +20,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from examples.digits import digits
 from turnout import DataParallelTrainer, RunConfig, ScalingConfig, get_context
+from turnout.backends.torch import TorchBackend
 from turnout.errors import UsageError, WorkerGroupError
-from turnout.torch import TorchTrainer, get_device, prepare_data_loader, prepare_model
+from turnout.session import active
+from turnout.session.events import RankInfo
+from turnout.torch import TorchConfig, TorchTrainer, get_device, prepare_data_loader, prepare_model
 
 STRATEGIES = ("ddp", "fsdp", "fsdp2")
 
@@ -188,6 +191,26 @@ def test_a_loader_is_dealt_once_and_only_if_it_shall_be(found: list[dict[str, An
     assert [each["prepared twice"] for each in found] == [each["epochs"][1] for each in found]
     assert [each["dealt afterwards"] for each in found] == [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11]]
     assert [(each["not dealt"], each["stream"]) for each in found] == [(4, 12), (4, 12)]
+
+
+def meet_as_if_on_two_nodes() -> dict[str, Any]:
+    """Joins a group as a rank does that is alone on its node, at no address that a controller would have named."""
+    rank = get_context().get_world_rank()
+    assert "MASTER_ADDR" not in os.environ
+    backend = TorchBackend(TorchConfig())
+    backend.start(RankInfo(rank, 2, 0, 1, rank), active().collective)
+    summed = torch.tensor(float(rank + 1))
+    dist.all_reduce(summed)
+    found = {"summed": summed.item(), "address": os.environ["MASTER_ADDR"]}
+    backend.stop(None)
+    return found
+
+
+def test_ranks_on_several_nodes_find_rank_zero_without_being_told_where(tmp_path: Path) -> None:
+    first, second = run(meet_as_if_on_two_nodes, tmp_path, trainer=DataParallelTrainer)
+    assert first == second
+    assert first["summed"] == 3.0
+    assert first["address"]
 
 
 # What goes wrong
