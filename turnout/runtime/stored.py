@@ -25,6 +25,7 @@ from turnout.storage import (
     ResumePoint,
     Retention,
     RunFolder,
+    RunLogs,
     StorageLocation,
     best_first,
     checkpoint_of,
@@ -43,6 +44,7 @@ __all__ = ["StorageKeeper"]
 logger = logging.getLogger(__name__)
 
 _RETENTION = "retention"
+_LOGS = "logs"
 _PENDING = ReportedCheckpointStatus.PENDING_VALIDATION
 
 
@@ -71,6 +73,7 @@ class StorageKeeper:
         self._tasks = TaskQueue("turnout-uploads")
         self._cleanup = contextlib.ExitStack()
         self._history = MetricsHistory(self._run, has_flusher=True)
+        self._logs = RunLogs(self._run)
         self._retention = Retention(self._run, self._config)
         self._attempt = -1
         self._num_reports = 0
@@ -97,6 +100,7 @@ class StorageKeeper:
             cleanup.callback(self._release)
             self._open(existed)
             cleanup.enter_context(self._lease.kept(on_lost=self._on_lost, meanwhile=self._flush))
+            cleanup.callback(self._logs.close)
             self._cleanup = cleanup.pop_all()
         return self
 
@@ -134,6 +138,7 @@ class StorageKeeper:
             self._tasks.close(0.0)
             self._tasks = TaskQueue("turnout-uploads")
         self._attempt = run.begin_attempt(cause)
+        self._logs.begin_attempt(self._attempt)
         self._num_reports = 0
         clean_uncommitted(run)
         records: list[CommitRecord] = []
@@ -190,6 +195,7 @@ class StorageKeeper:
 
     def on_log(self, rank: int, data: bytes) -> None:
         """Add it to the rank's log."""
+        self._logs.add(f"rank_{rank}", data)
 
     def require_current(self, attempt: int) -> None:
         """Refuse to go on with a run that another driver has taken.
@@ -298,6 +304,9 @@ class StorageKeeper:
             self._history.flush()
         except StorageError as error:  # the rows stay in memory, and are written by the next call
             logger.warning("run %r: its history could not be written yet: %s", self._spec.name, error)
+        # Not on this thread, which renews the lease: a storage may take its time for the logs of many ranks.
+        if self._logs.has_waiting and not self._tasks.num_pending(_LOGS):
+            self._tasks.submit(_LOGS, self._logs.flush)
 
     def _on_lost(self, error: StorageError) -> None:
         logger.error("%s", error)

@@ -9,12 +9,12 @@ Writing
     `commit` makes the folders of many ranks one checkpoint, or nothing (`CommitRequest`, `Meeting`); `stage` takes a
     rank's files aside for a commit that comes later; `check_source` refuses folders that cannot be meant;
     `update_record` merges the outcome of a validation; `Retention` removes what need not be kept;
-    `MetricsHistory` appends every report, and seals them in the end.
+    `MetricsHistory` appends every report, and seals them in the end; `RunLogs` keeps what ranks print.
 
 Reading
     `committed` lists the checkpoints that count (each a `CommitRecord`), `newest_verified` gives the one to go on from,
     `verify` says why a folder is not what its record says, `clean_uncommitted` and `remove_superseded` tidy up;
-    `read_history` and `history_dataframe` give the reports back; `best_first` ranks.
+    `read_history` and `history_dataframe` give the reports back, `read_log` what a rank printed; `best_first` ranks.
 
 The order for a driver: ``lease.acquire()``, ``run.create(spec)``, and for every attempt ``begin_attempt``,
 ``clean_uncommitted``, ``newest_verified``, ``set_resume_point(resume_point(record))``, then the workers.
@@ -27,6 +27,7 @@ from turnout.storage.commit import FAILPOINTS, CommitRequest, Meeting, check_sou
 from turnout.storage.history import HistoryRow, MetricsHistory, history_dataframe, last_metrics, read_history
 from turnout.storage.lease import DURATION_S, Holder, Lease
 from turnout.storage.location import Entry, StorageLocation
+from turnout.storage.logs import RunLogs, read_log
 from turnout.storage.reading import (
     clean_uncommitted,
     committed,
@@ -71,6 +72,7 @@ __all__ = [
     "RetryPolicy",
     "RunFolder",
     "RunInfo",
+    "RunLogs",
     "SourceFile",
     "StorageLocation",
     "best_first",
@@ -86,6 +88,7 @@ __all__ = [
     "newest_verified",
     "next_index",
     "read_history",
+    "read_log",
     "read_record",
     "remove_checkpoint",
     "remove_superseded",
