@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from turnout.errors import UsageError
 
-__all__ = ["TORCHRUN_VARIABLES", "VARIABLES", "EnvironmentVariable", "Overrides", "torchrun_variables"]
+__all__ = [
+    "TORCHRUN_VARIABLES",
+    "VARIABLES",
+    "WORKER_VARIABLE",
+    "EnvironmentVariable",
+    "Overrides",
+    "TorchrunVariables",
+    "torchrun_variables",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +54,16 @@ VARIABLES = (
         default="not set",
         meaning="Overrides RunConfig.storage_path.",
     ),
+    EnvironmentVariable(
+        name="TURNOUT_WORKER",
+        kind="1",
+        default="not set",
+        meaning="Set by Turnout in the workers that it starts; torchrun's variables are not read there.",
+    ),
 )
+
+# What Turnout sets itself for the workers that it starts, whose variables of torchrun's are not torchrun's.
+WORKER_VARIABLE = "TURNOUT_WORKER"
 
 # What torchrun sets for each process that it starts (torch.distributed.run, "Environment Variables").
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -83,9 +100,59 @@ class Overrides:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchrunVariables:
+    """What torchrun tells a process that it has started."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    master_addr: str
+    master_port: int
+    restart_count: int
+    max_restarts: int
+
+    @classmethod
+    def read(cls) -> TorchrunVariables | None:
+        """Read them; None unless all six are set.
+
+        Raises:
+            UsageError: one cannot be meant.
+        """
+        texts = torchrun_variables()
+        if len(texts) < len(TORCHRUN_VARIABLES):
+            return None
+        size = _number("WORLD_SIZE", texts["WORLD_SIZE"], 1)
+        local_size = _number("LOCAL_WORLD_SIZE", texts["LOCAL_WORLD_SIZE"], 1, size)
+        return cls(
+            rank=_number("RANK", texts["RANK"], 0, size - 1),
+            local_rank=_number("LOCAL_RANK", texts["LOCAL_RANK"], 0, local_size - 1),
+            world_size=size,
+            local_world_size=local_size,
+            master_addr=texts["MASTER_ADDR"],
+            master_port=_number("MASTER_PORT", texts["MASTER_PORT"], 0, 65535),
+            restart_count=_number("TORCHELASTIC_RESTART_COUNT", _text("TORCHELASTIC_RESTART_COUNT") or "0", 0),
+            max_restarts=_number("TORCHELASTIC_MAX_RESTARTS", _text("TORCHELASTIC_MAX_RESTARTS") or "0", 0),
+        )
+
+
 def torchrun_variables() -> dict[str, str]:
-    """Those of torchrun's six variables that are set."""
+    """Those of torchrun's six variables that are set; none in a worker that Turnout has started itself."""
+    if _text(WORKER_VARIABLE):
+        return {}
     return {name: os.environ[name] for name in TORCHRUN_VARIABLES if name in os.environ}
+
+
+def _number(name: str, text: str, least: int, most: int | None = None) -> int:
+    is_number = text.isascii() and text.isdigit()
+    if not is_number or int(text) < least or (most is not None and int(text) > most):
+        allowed = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise UsageError(
+            f"the environment variable {name} is {text!r}; under torchrun it is a whole number {allowed}. Start the "
+            "program with torchrun, or unset RANK and WORLD_SIZE to train in this process"
+        )
+    return int(text)
 
 
 def _text(name: str) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeAlias
 from turnout.checkpoint import Checkpoint
 from turnout.config import BackendConfig, DataConfig, RunConfig, ScalingConfig, ValidationConfig
 from turnout.session.channel import Channel
+from turnout.session.collective import Collective, SoloCollective
 from turnout.session.events import WorkerEvent
 
 __all__ = ["Controller", "Ending", "Outcome", "RunSpec", "Sink", "Traits", "Worker"]
@@ -67,6 +68,7 @@ class RunSpec:
         dataset_config: how they are dealt.
         validation_config: what ``report(validation=True)`` runs.
         metadata: the user's own, kept with the run.
+        is_named: whether the user gave the run's name; else it is a new one every time.
         resume_from_checkpoint: what `get_checkpoint` gives while the run has none of its own.
     """
 
@@ -81,6 +83,7 @@ class RunSpec:
     dataset_config: DataConfig = field(default_factory=DataConfig)
     validation_config: ValidationConfig | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)  # Any: the user's own
+    is_named: bool = True
     resume_from_checkpoint: Checkpoint | None = None
 
     @property
@@ -130,8 +133,20 @@ class Controller(ABC):
     name: ClassVar[str]
     traits: ClassVar[Traits]
 
+    attempts_before: int = 0
+    """How often the job was started before, where something outside of Turnout restarts it."""
+
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
+        """The run; a controller may have settled what only it can, such as one name for all ranks."""
+
+    @property
+    def drivers(self) -> Collective:
+        """The driver programs of the run, which is led by rank 0's: this one alone, but where every rank runs one."""
+        return SoloCollective()
+
+    def close(self) -> None:  # noqa: B027  # most hold nothing between attempts
+        """The run is over; called once, however it ended."""
 
     @abstractmethod
     def run_attempt(self, worker: Worker, sink: Sink) -> Outcome:

@@ -11,25 +11,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import heapq
-import itertools
 import logging
 import os
-import selectors
+import pickle
 import socket
-import struct
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from types import TracebackType
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, Self
 
+from turnout.combined_error import text_of
 from turnout.controllers.base import Sink
-from turnout.controllers.stacks import merged, where_of
+from turnout.controllers.lines import Address, ServedLine, framed
+from turnout.controllers.loop import Loop
+from turnout.controllers.stacks import Place, merged, where_of
 from turnout.controllers.travel import loads, unpacked_error
-from turnout.controllers.wire import CONTROL, MAIN, Address, Break, Hello, Meet
+from turnout.controllers.wire import CONTROL, DRIVERS, MAIN, Break, Hello, Lost, Meet
 from turnout.errors import WorkerGroupError
 from turnout.session.events import Died, Failed, Finished, Reported
 
@@ -37,20 +36,18 @@ __all__ = ["Coordinator"]
 
 logger = logging.getLogger(__name__)
 
-_HANDSHAKE_S = 5.0  # a stranger who connects and says nothing holds the loop no longer
+_GREETING_S = 5.0  # a stranger who connects and says nothing has a descriptor no longer
+_DEATH_S = 1.0  # from a rank's hanging up until its death is known
 _STACK_WAIT_S = 1.0  # for ranks that do not answer with their stacks, since they are stopped for example
 _STACK_QUIET_S = 0.05  # after the last piece of a stack
-
-Action: TypeAlias = Callable[[], object]
-
 
 @dataclass(slots=True)
 class _Member:
     """What is known of one rank."""
 
     rank: int
-    lines: dict[str, Connection] = field(default_factory=dict)
-    control: Connection | None = None
+    lines: dict[str, ServedLine] = field(default_factory=dict)
+    control: ServedLine | None = None
     num_reports: int = 0
     last_seen: str = ""
     """Its last meeting and the user's line that called it."""
@@ -65,12 +62,12 @@ class _Lane:
 
     name: str
     waiting: dict[int, Meet] = field(default_factory=dict)
-    lines: dict[int, Connection] = field(default_factory=dict)
+    lines: dict[int, ServedLine] = field(default_factory=dict)
     since: float = 0.0
     warn_after_s: float = 0.0
 
 
-class Coordinator:
+class Coordinator(Loop):
     """Carries meetings and events for the ranks of one attempt.
 
     Args:
@@ -94,12 +91,13 @@ class Coordinator:
         on_break: Callable[[str], None] = lambda reason: None,
         on_disconnect: Callable[[int], None] = lambda rank: None,
     ) -> None:
+        super().__init__()
         self.world_size = world_size
         self.broken: Break | None = None
         """Why the attempt cannot go on, if it cannot."""
         self.told: set[int] = set()
         """The ranks that were waiting when it broke, and so know."""
-        self._sink = sink
+        self.sink = sink
         self._stall_timeout_s = stall_timeout_s
         self._fails_on_stall = fails_on_stall
         self._on_break = on_break
@@ -107,21 +105,16 @@ class Coordinator:
         self._members = {rank: _Member(rank) for rank in range(world_size)}
         self._lanes: dict[str, _Lane] = {}
         self._stop: Break | None = None
-        self._timers: list[tuple[float, int, Action]] = []
-        self._timer_numbers = itertools.count()
-        self._cleanup = contextlib.ExitStack()
+        self._drivers_broken: Break | None = None
+        self._held: list[Callable[[], None]] = []
+        """Failures that wait for the death of a rank that has hung up, since that comes first."""
+        self._looks_for_stalls = False
         with contextlib.ExitStack() as cleanup:
-            self._selector = cleanup.enter_context(selectors.DefaultSelector())
-            self._key = os.urandom(32)
+            cleanup.push(self._cleanup)
             self._listener, place = _listening(address, cleanup)
-            self.address = Address(place, self._key)
+            self.address = Address(place, os.urandom(32))
             """What a rank needs to connect."""
-            woken, self._waker = socket.socketpair()
-            for each in (woken, self._waker):
-                cleanup.callback(each.close)
-                each.setblocking(False)
             cleanup.callback(self._close_lines)
-            self.watch(woken, lambda: _drain(woken))
             self.watch(self._listener, self._accept)
             self._cleanup = cleanup.pop_all()
 
@@ -132,42 +125,6 @@ class Coordinator:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._cleanup.close()
-
-    # -- the loop
-
-    def serve(self, is_done: Callable[[], bool]) -> None:
-        """Carry messages until ``is_done``, which is asked after each round."""
-        while not is_done():
-            for key, _ in self._selector.select(self._wait_s()):
-                if self._selector.get_map().get(key.fd) == key:  # else an action before it has closed it
-                    key.data()
-            now = time.monotonic()
-            while self._timers and self._timers[0][0] <= now:
-                heapq.heappop(self._timers)[2]()
-            self._look_for_stalls(now)
-
-    def watch(self, file: Any, action: Action) -> None:  # Any: whatever has a fileno
-        """Call ``action`` whenever ``file`` can be read."""
-        self._selector.register(file, selectors.EVENT_READ, action)
-
-    def unwatch(self, file: Any) -> None:  # Any: whatever has a fileno
-        """Watch it no longer."""
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(file)
-
-    def call_in(self, delay_s: float, action: Action) -> None:
-        """Call ``action`` in the loop, once."""
-        heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_numbers), action))
-
-    def wake(self) -> None:
-        """Have the loop ask ``is_done`` now; from any thread, or a signal handler."""
-        with contextlib.suppress(BlockingIOError, OSError):
-            self._waker.send(b"!")
-
-    @property
-    def wake_fd(self) -> int:
-        """For `signal.set_wakeup_fd`: a signal then wakes the loop, whatever the main thread is at."""
-        return self._waker.fileno()
 
     # -- what the controller knows and tells
 
@@ -200,17 +157,16 @@ class Coordinator:
         member.has_ended = True
         seen = f"; last seen in {member.last_seen}" if member.last_seen else ""
         text = f"{reason}{seen}; reports made: {member.num_reports}"
-        self._sink(Died(rank, f"{text}\nits last lines of output:\n{output}" if output else text))
+        self.sink(Died(rank, f"{text}\nits last lines of output:\n{output}" if output else text))
         self.break_off(f"rank {rank} {text}")
+        self._release_held()
 
-    def read_rest(self, rank: int) -> None:
-        """Take what a rank that is gone has sent before, which nobody has read yet."""
+    def read_rest(self, rank: int, but: str = "") -> None:
+        """Take what a rank has sent before, which nobody has read yet, on all lanes ``but`` one."""
         member = self._members[rank]
-        for name, line in list(member.lines.items()):
-            lane = self._lane(name)
-            with contextlib.suppress(OSError):
-                while member.lines.get(name) is line and line.poll(0):
-                    self._read(member, lane, line)
+        for name, line in [each for each in member.lines.items() if each[0] != but]:
+            for data in line.rest():
+                self._understand(member, self._lane(name), data)
 
     def stop(self) -> None:
         """End at the next report, on all ranks alike, as if the user had interrupted each there.
@@ -229,9 +185,19 @@ class Coordinator:
             return
         self.broken = Break(kind, reason)
         for lane in self._lanes.values():
-            for rank in list(lane.waiting):
-                self._answer(lane, rank, self.broken)
+            if lane.name != DRIVERS:
+                self._end_waits(lane, self.broken)
         self._on_break(reason)
+
+    def break_drivers(self, reason: str) -> None:
+        """Let the driver programs of the ranks wait for each other no more."""
+        if self._drivers_broken is None:
+            self._drivers_broken = Break("failed", reason)
+            self._end_waits(self._lane(DRIVERS), self._drivers_broken)
+
+    def _end_waits(self, lane: _Lane, why: Break) -> None:
+        for rank in list(lane.waiting):
+            self._answer(lane, rank, why)
 
     def tell_stacks(self, then: Callable[[str], None]) -> None:
         """Ask every rank where it is; ``then`` is called in the loop with all of it, merged."""
@@ -240,7 +206,7 @@ class Coordinator:
         deadline = time.monotonic() + _STACK_WAIT_S
         heard = [time.monotonic()]
 
-        def hear(rank: int, line: Connection) -> None:
+        def hear(rank: int, line: ServedLine) -> None:
             with contextlib.suppress(OSError):
                 piece = os.read(line.fileno(), 1 << 16)
                 texts.setdefault(rank, bytearray()).extend(piece)
@@ -313,6 +279,15 @@ class Coordinator:
         member.lines.pop(lane.name, None)
         if lane.name == MAIN and not member.has_ended:
             self._on_disconnect(member.rank)
+        elif lane.name == DRIVERS:
+            self.break_drivers(f"rank {member.rank} has left the run")
+
+    def hang_up(self) -> None:
+        """Close every rank's line."""
+        for member in self._members.values():
+            for name, line in list(member.lines.items()):
+                member.has_ended = True
+                self._hang_up(member, self._lane(name), line)
 
     def _close_lines(self) -> None:
         for member in self._members.values():
@@ -330,14 +305,14 @@ class Coordinator:
     def _take(self, member: _Member, event: Any) -> None:  # Any: an event, or one that is still packed
         if type(event) is Reported:
             member.num_reports += 1
-            self._sink(event)
+            self.sink(event)
             return
         if type(event) is Failed:
             error = cast(Exception, unpacked_error(cast(bytes, event.error)))  # it travels as bytes
             event = event._replace(error=error)
         elif type(event) is Finished:
             event = event._replace(value=self._value_of(event))
-        self._sink(event)
+        self.sink(event)
         if type(event) is Failed:
             member.has_ended = True
             self.break_off(
@@ -358,7 +333,11 @@ class Coordinator:
     def _arrive(self, member: _Member, lane: _Lane, meet: Meet) -> None:
         if lane.name == MAIN and meet.place:
             member.last_seen = f"{meet.tag} #{meet.number} ({meet.place})"
-        refusal = self.broken or (self._stop if meet.tag == "report" else None)
+        if lane.name == DRIVERS:
+            self.read_rest(member.rank, but=DRIVERS)  # what it has sent before on other lines comes first
+            refusal = self._drivers_broken
+        else:
+            refusal = self.broken or (self._stop if meet.tag == "report" else None)
         if refusal is not None:
             self._answer(lane, member.rank, refusal)
             return
@@ -394,7 +373,7 @@ class Coordinator:
 
     def _fail_for_the_ended(self, lane: _Lane) -> None:
         """A rank that has ended can never arrive."""
-        if not lane.waiting or self.broken is not None:
+        if not lane.waiting or self.broken is not None or lane.name == DRIVERS:
             return
         ended = [member for member in self._members.values() if member.has_ended]
         if ended:
@@ -409,7 +388,7 @@ class Coordinator:
 
     def _fail(self, rank: int, place: str, reason: str) -> None:
         """Break for a cause that the coordinator has found itself: it comes first, as what ranks raise comes of it."""
-        self._sink(Failed(rank, WorkerGroupError(reason), place))
+        self.sink(Failed(rank, WorkerGroupError(reason), place))
         self.break_off(reason)
 
     # -- stalls

@@ -18,6 +18,7 @@ ENTRY_POINT_GROUP = "turnout.controllers"
 # Names to "module:Class", imported on first use: most programs need one controller of several.
 _BUILT_IN = {
     "local": "turnout.controllers.local:LocalController",
+    "torchrun": "turnout.controllers.local_torch:LocalTorchController",
     "process": "turnout.controllers.process:ProcessController",
 }
 _registered: dict[str, type[Controller]] = {}

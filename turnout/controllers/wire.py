@@ -25,12 +25,14 @@ from turnout.errors import ControllerError, WorkerGroupError
 from turnout.session.channel import ExchangeKind
 from turnout.session.events import Failed, Finished, RankInfo, WorkerEvent
 
-__all__ = ["CONTROL", "MAIN", "Address", "Break", "Hello", "Meet", "WireChannel"]
+__all__ = ["CONTROL", "DRIVERS", "MAIN", "Address", "Break", "Hello", "Meet", "WireChannel"]
 
 logger = logging.getLogger(__name__)
 
 MAIN = "main"
 CONTROL = "control"
+DRIVERS = "drivers"
+"""Where every rank runs the driver program, these meet on a lane of their own, also after an attempt has failed."""
 _PACKAGE = __name__.partition(".")[0]
 # The signal by which a rank's kernel tells it that it is asked for its stacks. A real-time one, since the user's
 # program and its libraries have meanings of their own for the classic ones.

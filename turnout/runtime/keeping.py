@@ -89,13 +89,14 @@ class MemoryKeeper:
 
     Args:
         resume_from: what `get_checkpoint` gives until something is reported.
+        first_attempt: the number of the first.
     """
 
-    def __init__(self, resume_from: Checkpoint | None) -> None:
+    def __init__(self, resume_from: Checkpoint | None, first_attempt: int = 0) -> None:
         self._checkpoints = InMemoryCheckpoints(resume_from)
         self._metrics: dict[str, Any] | None = None
         self._checkpoint: Checkpoint | None = None
-        self._num_attempts = 0
+        self._next_attempt = first_attempt
 
     def __enter__(self) -> Self:
         return self
@@ -107,8 +108,8 @@ class MemoryKeeper:
 
     def begin_attempt(self, cause: str) -> AttemptPlan:
         """Count it; its workers see what the one before has reported."""
-        number = self._num_attempts
-        self._num_attempts += 1
+        number = self._next_attempt
+        self._next_attempt += 1
         return AttemptPlan(number=number, checkpoints=lambda collective, outbox: self._checkpoints)
 
     def on_report(self, metrics: list[dict[str, Any]], saved: Saved | None) -> None:

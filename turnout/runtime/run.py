@@ -29,15 +29,16 @@ class Run:
     """Drives a controller through attempts until one finishes or no retry is left.
 
     Args:
-        spec: what to run.
-        controller: places its workers.
+        controller: places the workers of its run.
     """
 
-    def __init__(self, spec: RunSpec, controller: Controller) -> None:
+    def __init__(self, controller: Controller) -> None:
+        spec = controller.spec
         self._spec = spec
         self._controller = controller
-        self._has_callbacks = bool(spec.run_config.callbacks)
-        self._callbacks = CallbackDispatcher(spec.run_config.callbacks or (), _context_of(spec))
+        callbacks = (spec.run_config.callbacks or ()) if controller.drivers.rank == 0 else ()
+        self._has_callbacks = bool(callbacks)
+        self._callbacks = CallbackDispatcher(callbacks, _context_of(spec))
         self._policy = FailurePolicy(spec.run_config.failure_config or FailureConfig())
         self._keeper = _keeper_of(spec, controller)
         self._console = RankConsole()
@@ -70,7 +71,8 @@ class Run:
         )
 
     def _run_attempts(self) -> Attempt:
-        cause = "start"
+        before = self._controller.attempts_before
+        cause = f"restart {before} of the job" if before else "start"
         while True:
             plan = self._keeper.begin_attempt(cause)
             worker = TrainWorker.of(self._spec, self._controller.traits, plan.checkpoints)
@@ -133,9 +135,12 @@ class Run:
 
 def _keeper_of(spec: RunSpec, controller: Controller) -> Keeper:
     if spec.run_config.storage_path is None:
-        return MemoryKeeper(spec.resume_from_checkpoint)
-    from turnout.runtime.stored import StorageKeeper  # the storage room is for runs with storage
+        return MemoryKeeper(spec.resume_from_checkpoint, first_attempt=controller.attempts_before)
+    from turnout.runtime.shared import SharedKeeper  # the storage room is for runs with storage
+    from turnout.runtime.stored import StorageKeeper
 
+    if controller.traits.runs_driver_per_rank:
+        return SharedKeeper(controller.drivers, lambda: StorageKeeper(spec, controller), spec.validation_config)
     return StorageKeeper(spec, controller)
 
 

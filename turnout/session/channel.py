@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol, Self, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from turnout.session.events import RankInfo, WorkerEvent
 
@@ -30,7 +30,7 @@ class Channel(Protocol):
             how: ``"barrier"`` gives None, ``"broadcast"`` rank 0's value, ``"gather"`` the list of all, by rank.
         """
 
-    def branch(self, name: str) -> Self:
+    def branch(self, name: str) -> Channel:
         """A line of meetings beside this one, for work in the background: it meets those of its name on the others.
 
         Args:

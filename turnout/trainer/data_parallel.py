@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from turnout.checkpoint import Checkpoint
 from turnout.checks import check_json, check_mapping, refused
@@ -20,8 +21,8 @@ from turnout.config import (
 )
 from turnout.controllers import registry
 from turnout.controllers.base import Controller, RunSpec
-from turnout.environment import Overrides, torchrun_variables
-from turnout.errors import UsageError
+from turnout.environment import TORCHRUN_VARIABLES, Overrides, torchrun_variables
+from turnout.errors import UnsupportedError, UsageError
 from turnout.filesystem import redacted
 from turnout.result import Result
 from turnout.runtime import Run, console_logging
@@ -65,9 +66,6 @@ class DataParallelTrainer:
         >>> trainer.fit().metrics
         {'loss': 0.25}
     """
-
-    _local_controller: ClassVar[str] = "local"
-    """The controller for ``num_workers=0``."""
 
     def __init__(
         self,
@@ -113,12 +111,11 @@ class DataParallelTrainer:
         """
         if is_active_here():
             raise UsageError("fit() was called inside a train function; start the inner run from outside of it")
-        with console_logging(self._run_config.logging_config):
-            spec, controller = self._settled()
-            return Run(spec, controller).execute()
+        with console_logging(self._run_config.logging_config), contextlib.closing(self._settled()) as controller:
+            return Run(controller).execute()
 
-    def _settled(self) -> tuple[RunSpec, Controller]:
-        """The run as it will be, with the environment's overrides; says on which track and why."""
+    def _settled(self) -> Controller:
+        """The controller of the run as it will be, with the environment's overrides; says on which track and why."""
         overrides = Overrides.read()
         scaling, run = self._scaling_config, self._run_config
         if overrides.num_workers is not None:
@@ -127,9 +124,16 @@ class DataParallelTrainer:
             scaling = dataclasses.replace(scaling, controller=overrides.controller)
         if overrides.storage_path is not None:
             run = dataclasses.replace(run, storage_path=overrides.storage_path, storage_filesystem=None)
-        run = dataclasses.replace(run, name=run.name or _new_name())
         is_local = scaling.num_workers == 0
-        name = self._local_controller if is_local else scaling.controller or _DEFAULT_CONTROLLER
+        name = self._local_controller(run) if is_local else scaling.controller or _DEFAULT_CONTROLLER
+        if not is_local and len(torchrun_variables()) == len(TORCHRUN_VARIABLES):
+            raise UsageError(
+                f"num_workers={scaling.num_workers!r} under torchrun: each of its {os.environ['WORLD_SIZE']} processes "
+                "would start a group of its own. Pass ScalingConfig(num_workers=0) to train on torchrun's processes, "
+                "or start the program with python"
+            )
+        is_named = run.name is not None
+        run = dataclasses.replace(run, name=run.name or _new_name())
         controller_class = registry.find(name)
         if run.storage_path is None and controller_class.traits.isolates_workers:
             run = dataclasses.replace(run, storage_path=_DEFAULT_STORAGE)
@@ -145,23 +149,46 @@ class DataParallelTrainer:
             dataset_config=self._dataset_config,
             validation_config=self._validation_config,
             metadata=self._metadata or {},
+            is_named=is_named,
             resume_from_checkpoint=self._resume_from_checkpoint,
         )
+        controller = controller_class(spec)
+        if controller.drivers.rank != 0:
+            return controller
         place = "in memory" if run.storage_path is None else f"stored in {redacted(run.storage_path)}"
         logger.info(
             "run %r trains %s (%s), %s, because %s",
-            run.name,
-            "in this process" if is_local else f"on {scaling.num_workers} workers",
+            controller.spec.name,
+            _where(scaling, controller),
             controller_class.__name__,
             place,
             _reason(scaling, self._run_config, overrides),
         )
-        if is_local and torchrun_variables():
-            logger.warning(
-                "torchrun's variables are set (%s), and this trainer trains in each process on its own, as one of one",
-                ", ".join(torchrun_variables()),
+        return controller
+
+    def _local_controller(self, run: RunConfig) -> str:
+        """The controller for ``num_workers=0``; a framework whose ranks torchrun can start overrides it."""
+        found = torchrun_variables()
+        if len(found) < len(TORCHRUN_VARIABLES):
+            _warn_of_missing(found)
+        elif run.storage_path is not None:
+            raise UnsupportedError(
+                f"{type(self).__name__} under torchrun, with a storage path: every process would train alone and write "
+                "the same run. TorchTrainer trains on torchrun's processes together"
             )
-        return spec, controller_class(spec)
+        else:
+            logger.warning(
+                "%s trains alone in each of torchrun's %s processes; TorchTrainer trains on them together",
+                type(self).__name__,
+                found["WORLD_SIZE"],
+            )
+        return "local"
+
+
+def _where(scaling: ScalingConfig, controller: Controller) -> str:
+    if controller.traits.runs_driver_per_rank:
+        return f"on the {controller.drivers.world_size} processes that torchrun has started"
+    return "in this process" if scaling.num_workers == 0 else f"on {scaling.num_workers} workers"
 
 
 def _reason(scaling: ScalingConfig, run: RunConfig, overrides: Overrides) -> str:
@@ -178,6 +205,16 @@ def _reason(scaling: ScalingConfig, run: RunConfig, overrides: Overrides) -> str
         if value is not None:
             reasons.append(f"{variable}={redacted(value)} overrides the argument")
     return ", ".join(reasons)
+
+
+def _warn_of_missing(found: Mapping[str, str]) -> None:
+    if found:
+        logger.warning(
+            "some of torchrun's variables are set (%s) and some are not (%s): this is taken for a process that "
+            "torchrun has not started, and trains alone",
+            ", ".join(found),
+            ", ".join(name for name in TORCHRUN_VARIABLES if name not in found),
+        )
 
 
 def _new_name() -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from turnout.backends.torch import TorchConfig
 from turnout.checkpoint import Checkpoint
 from turnout.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
+from turnout.environment import TORCHRUN_VARIABLES, torchrun_variables
 from turnout.trainer.data_parallel import DataParallelTrainer
 
 __all__ = ["TorchTrainer"]
@@ -58,3 +59,8 @@ class TorchTrainer(DataParallelTrainer):
             metadata=metadata,
             resume_from_checkpoint=resume_from_checkpoint,
         )
+
+    def _local_controller(self, run: RunConfig) -> str:
+        if len(torchrun_variables()) == len(TORCHRUN_VARIABLES):
+            return "torchrun"
+        return super()._local_controller(run)
