@@ -119,6 +119,8 @@ def state_of(error: BaseException) -> dict[str, Any]:
     for base in type(error).__mro__:
         if base in (BaseException, Exception, object):
             break
+        if base in (BaseExceptionGroup, ExceptionGroup):
+            continue  # what it holds are its arguments, and cannot be set
         for name, descriptor in vars(base).items():
             if type(descriptor).__name__ in ("member_descriptor", "getset_descriptor") and not name.startswith("__"):
                 value = getattr(error, name, _UNSET)
