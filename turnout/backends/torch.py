@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 from turnout.backends.base import Backend
 from turnout.checks import check_choice, check_number, check_text, refused
 from turnout.config import BackendConfig
+from turnout.environment import torchrun_variables
 from turnout.errors import ControllerError, ResourceError, UsageError
 from turnout.session.collective import Collective
 from turnout.session.events import RankInfo
@@ -125,7 +126,8 @@ class TorchBackend(Backend):
             # The socket listens already, so that nobody can take its port and nobody comes too early: the others
             # connect while rank 0 makes its end of the store.
             host, port = rendezvous.broadcast("torch's store", own)
-            self._set_variables({"MASTER_ADDR": host, "MASTER_PORT": str(port)})
+            if not torchrun_variables():  # else they are torchrun's, whose store stays where they say
+                self._set_variables({"MASTER_ADDR": host, "MASTER_PORT": str(port)})
             if is_one_node and "GLOO_SOCKET_IFNAME" not in os.environ:
                 # Else gloo resolves the host's name, which may take seconds, fail, or give another interface.
                 self._set_variables({"GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE})

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 _UNWIND_S = 3.0  # for the other ranks to end in order, once one has failed
 _JOIN_S = 300.0  # for all ranks to call `fit()`
-_LOOK_S = 0.5  # between looks for an interrupt while waiting in torch's store, which cannot be interrupted
+_LOOK_S = 10.0  # between looks for an interrupt while waiting in torch's store, which cannot be interrupted
 
 # Every `fit()` of a process has a number, the same on all ranks, so that the store's keys of one are not another's.
 _fit_numbers = itertools.count()
@@ -207,12 +207,9 @@ class _Channel:
 
     def publish(self, event: WorkerEvent) -> None:
         if isinstance(event, (Failed, Finished)):
-            self.last_word = event
-        if self._sink is None or isinstance(event, Failed):
+            self._say(event)
+        elif self._sink is None:
             self._wire.publish(event)
-        elif isinstance(event, Finished):
-            self.last_word = Finished(0, event.value)
-            self._wire.publish(Finished(event.rank, None))
         elif isinstance(event, Started):
             self._sink(Started(0, event.worker._replace(ranks=RankInfo())))
         elif isinstance(event, Reported):
@@ -220,6 +217,14 @@ class _Channel:
 
     def exchange(self, tag: str, value: Any, how: ExchangeKind) -> Any:  # Any: passes through
         return self._wire.exchange(tag, value, how)
+
+    def _say(self, word: Failed | Finished) -> None:
+        self.last_word = word
+        told = word
+        if self._sink is not None and isinstance(word, Finished):
+            self.last_word, told = Finished(0, word.value), Finished(word.rank, None)
+        with contextlib.suppress(OSError):  # nobody is there any more to hear it, and this program raises it itself
+            self._wire.publish(told)
 
 
 class _Leader:
@@ -232,6 +237,7 @@ class _Leader:
 
     def __init__(self, spec: RunSpec, ranks: RankInfo) -> None:
         self._is_one_node = ranks.local_world_size == ranks.world_size
+        self._run_name = spec.name
         self._is_over = threading.Event()
         self._is_ending = False
         self._is_asked = False
@@ -289,6 +295,8 @@ class _Leader:
         return self._is_ending and not self.coordinator.connected
 
     def _give_up_later(self, reason: str) -> None:
+        # At once, as torchrun may end this process before its train function has unwound.
+        logger.error("run %r cannot go on: %s", self._run_name, reason)
         self.coordinator.call_in(_UNWIND_S, lambda: self.coordinator.break_drivers(f"it did not end after {reason}"))
 
     def _lost(self, rank: int) -> None:
