@@ -240,6 +240,7 @@ class _Leader:
         self._run_name = spec.name
         self._is_over = threading.Event()
         self._is_ending = False
+        self._gave_up = False
         self._is_asked = False
         self._abort: str | None = None
         self.coordinator = Coordinator(
@@ -291,13 +292,20 @@ class _Leader:
             self.coordinator.break_off(f"the run was aborted: {reason}", "aborted")
         if self._is_over.is_set() and not self._is_ending:
             self._is_ending = True
-            self.coordinator.call_in(_UNWIND_S, self.coordinator.hang_up)
+            # Those who have not come to the end of the attempt in time have been waited for already.
+            patience_s = 0.0 if self._gave_up else _UNWIND_S
+            self.coordinator.call_in(patience_s, self.coordinator.hang_up)
         return self._is_ending and not self.coordinator.connected
 
     def _give_up_later(self, reason: str) -> None:
         # At once, as torchrun may end this process before its train function has unwound.
         logger.error("run %r cannot go on: %s", self._run_name, reason)
-        self.coordinator.call_in(_UNWIND_S, lambda: self.coordinator.break_drivers(f"it did not end after {reason}"))
+
+        def give_up() -> None:
+            self._gave_up = True
+            self.coordinator.break_drivers(f"it did not end after {reason}")
+
+        self.coordinator.call_in(_UNWIND_S, give_up)
 
     def _lost(self, rank: int) -> None:
         self.coordinator.died(rank, "is gone: its process has ended, or its machine cannot be reached")
