@@ -96,7 +96,7 @@ def error_of(outcome: Outcome, attempt: Attempt, decision: Decision, run_name: s
         error = kind(f"run {run_name!r}: {outcome.error or outcome.ending.value}")
         error.__cause__ = outcome.error
         return error
-    rank, cause = next(iter(attempt.failures.items()))
+    rank, cause = _first_cause(attempt.failures)
     error = combine(cause, dict(attempt.failures))
     error = error.with_traceback(users_traceback(cause))
     error.add_note(f"raised on rank {rank} in attempt {attempt.number} of run {run_name!r} ({decision.count})")
@@ -104,9 +104,12 @@ def error_of(outcome: Outcome, attempt: Attempt, decision: Decision, run_name: s
         error.add_note(f"on rank {rank}, {attempt.places[rank]}:\n{attempt.tracebacks[rank]}")
     if attempt.return_values:
         error.add_note(f"rank(s) that had returned by then: {', '.join(map(str, sorted(attempt.return_values)))}")
-    others = {other: f"{type(each).__name__}: {text_of(each)}" for other, each in attempt.failures.items()}
     # What the others were told of the cause needs not be said again.
-    told = [f"rank {other}: {text}" for other, text in others.items() if other != rank and text_of(cause) not in text]
+    told = [
+        _told(other, each)
+        for other, each in attempt.failures.items()
+        if other != rank and text_of(cause) not in _told(other, each)
+    ]
     if told:
         error.add_note(f"afterwards, and maybe because of it: {'; '.join(told)}")
     if decision.looks_deterministic:
@@ -117,7 +120,24 @@ def error_of(outcome: Outcome, attempt: Attempt, decision: Decision, run_name: s
 _DETERMINISTIC = "this looks deterministic: the attempt before raised the same at the same line, before any report"
 
 
+def _first_cause(failures: dict[int, Exception]) -> tuple[int, Exception]:
+    """The failure that came first, unless it only tells of another rank's, which then came later but happened before.
+
+    Ranks that meet for a commit tell each other what went wrong, and whoever hears of it may be quicker to raise.
+    """
+    rank, first = next(iter(failures.items()))
+    for other, failure in failures.items():
+        if other != rank and _told(other, failure) in text_of(first):
+            return other, failure
+    return rank, first
+
+
+def _told(rank: int, failure: Exception) -> str:
+    return f"rank {rank}: {type(failure).__name__}: {text_of(failure)}"
+
+
 def _signature(attempt: Attempt) -> tuple[type[Exception], str] | None:
-    for rank, error in attempt.failures.items():
-        return type(error), attempt.places.get(rank, "")
-    return None
+    if not attempt.failures:
+        return None
+    rank, error = _first_cause(attempt.failures)
+    return type(error), attempt.places.get(rank, "")
