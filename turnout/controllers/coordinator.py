@@ -37,9 +37,10 @@ __all__ = ["Coordinator"]
 logger = logging.getLogger(__name__)
 
 _GREETING_S = 5.0  # a stranger who connects and says nothing has a descriptor no longer
-_DEATH_S = 1.0  # from a rank's hanging up until its death is known
+_DEATH_S = 3.0  # from a rank's hanging up until its death is known
 _STACK_WAIT_S = 1.0  # for ranks that do not answer with their stacks, since they are stopped for example
 _STACK_QUIET_S = 0.05  # after the last piece of a stack
+
 
 @dataclass(slots=True)
 class _Member:
@@ -52,6 +53,8 @@ class _Member:
     last_seen: str = ""
     """Its last meeting and the user's line that called it."""
     has_finished: bool = False
+    has_left: bool = False
+    """It has hung up."""
     has_ended: bool = False
     """It has said its last word, or is known to be gone."""
 
@@ -109,8 +112,10 @@ class Coordinator(Loop):
         self._held: list[Callable[[], None]] = []
         """Failures that wait for the death of a rank that has hung up, since that comes first."""
         self._looks_for_stalls = False
+        self._strangers: set[ServedLine] = set()
+        """Have connected, and not yet said who they are."""
         with contextlib.ExitStack() as cleanup:
-            cleanup.push(self._cleanup)
+            cleanup.enter_context(self._cleanup)
             self._listener, place = _listening(address, cleanup)
             self.address = Address(place, os.urandom(32))
             """What a rank needs to connect."""
@@ -201,8 +206,11 @@ class Coordinator(Loop):
 
     def tell_stacks(self, then: Callable[[str], None]) -> None:
         """Ask every rank where it is; ``then`` is called in the loop with all of it, merged."""
+        self._ask_where(lambda places: then(merged(places)))
+
+    def _ask_where(self, then: Callable[[dict[int, Place]], None]) -> None:
         texts: dict[int, bytearray] = {}
-        asked = [member for member in self._members.values() if member.control is not None and not member.has_ended]
+        asked = [(each.rank, each.control) for each in self._members.values() if each.control and not each.has_ended]
         deadline = time.monotonic() + _STACK_WAIT_S
         heard = [time.monotonic()]
 
@@ -220,63 +228,101 @@ class Coordinator(Loop):
             if now < deadline and (len(texts) < len(asked) or now < heard[0] + _STACK_QUIET_S):
                 self.call_in(_STACK_QUIET_S, look)
                 return
-            for member in asked:
-                self.unwatch(member.control)
-            then(self._where_all_are({rank: text.decode(errors="replace") for rank, text in texts.items()}))
+            for _, line in asked:
+                self.unwatch(line)
+            then(self._places({rank: text.decode(errors="replace") for rank, text in texts.items()}))
 
-        for member in asked:
-            line = member.control
-            assert line is not None
-            with contextlib.suppress(OSError, KeyError):  # KeyError: it is asked already
-                self.watch(line, functools.partial(hear, member.rank, line))
+        for rank, line in asked:
+            with contextlib.suppress(OSError):
+                self.watch(line, functools.partial(hear, rank, line))
                 os.write(line.fileno(), b"?")
         look()
+
+    def _places(self, stacks: dict[int, str]) -> dict[int, Place]:
+        waiting = self._lane(MAIN).waiting
+        places = {}
+        for rank, member in self._members.items():
+            if rank in waiting:
+                places[rank] = Place(f"waits in {waiting[rank]}", waiting[rank].place)
+            elif member.has_ended:
+                places[rank] = Place("has ended")
+            else:
+                places[rank] = where_of(stacks.get(rank, ""))
+        return places
 
     # -- connections
 
     def _accept(self) -> None:
-        accepted, _ = self._listener.accept()
-        if accepted.family != socket.AF_UNIX:
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _limit_reading(accepted, _HANDSHAKE_S)
-        line = Connection(accepted.detach())
         try:
-            deliver_challenge(line, self._key)
-            answer_challenge(line, self._key)
-            hello = loads(line.recv_bytes())
-            assert isinstance(hello, Hello), "a rank says hello first"
-            member = self._members[hello.rank]
-        except Exception as error:  # the edge: whoever it was is not let in
-            logger.warning("a connection that is none of this run's ranks was refused: %s", type(error).__name__)
-            line.close()
+            plain, _ = self._listener.accept()
+        except OSError:  # whoever it was has gone again, or there is no descriptor left for it
             return
-        with socket.socket(fileno=os.dup(line.fileno())) as plain:
-            _limit_reading(plain, 0)
+        if plain.family != socket.AF_UNIX:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        line = ServedLine(plain, self.address.key)
+        strangers = self._strangers
+        strangers.add(line)
+        self.watch(line, lambda: self._greet(line))
+        self.call_in(_GREETING_S, lambda: self._refuse(line, "it has said nothing") if line in strangers else None)
+
+    def _greet(self, line: ServedLine) -> None:
+        try:
+            greeting = line.greeted()
+        except Exception as error:  # the edge: whoever it was is not let in
+            self._refuse(line, str(error))
+            return
+        if greeting is None:
+            return
+        self._strangers.discard(line)
+        hello = Hello._make(pickle.loads(greeting))
+        member, lane = self._members[hello.rank], self._lane(hello.lane)
         if hello.lane == CONTROL:
+            self.unwatch(line)
             member.control = line
             return
-        member.lines[hello.lane] = line
-        lane = self._lane(hello.lane)
-        lane.lines[hello.rank] = line
+        member.lines[hello.lane] = lane.lines[hello.rank] = line
         self.watch(line, lambda: self._read(member, lane, line))
 
-    def _read(self, member: _Member, lane: _Lane, line: Connection) -> None:
+    def _refuse(self, line: ServedLine, why: str) -> None:
+        logger.warning("a connection that is none of this run's ranks was refused: %s", why)
+        self._strangers.discard(line)
+        self.unwatch(line)
+        line.close()
+
+    def _read(self, member: _Member, lane: _Lane, line: ServedLine) -> None:
         try:
-            data = line.recv_bytes()
+            if line.has_rest and line.send_rest():
+                self.watch(line, lambda: self._read(member, lane, line))
+            messages = line.messages()
         except (EOFError, OSError):
             self._hang_up(member, lane, line)
             return
+        for data in messages:
+            self._understand(member, lane, data)
+
+    def _understand(self, member: _Member, lane: _Lane, data: bytes) -> None:
         message = loads(data)
-        if type(message) is Meet:
-            self._arrive(member, lane, message)
+        if type(message) is tuple:
+            self._arrive(member, lane, Meet._make(message))
         else:
             self._take(member, message)
 
-    def _hang_up(self, member: _Member, lane: _Lane, line: Connection) -> None:
+    def _send(self, lane: _Lane, rank: int, frame: tuple[bytes, ...]) -> None:
+        line = lane.lines[rank]
+        try:
+            has_gone = line.send(frame)
+        except OSError:  # a rank that is gone is noticed where its line is read
+            return
+        if not has_gone:
+            member = self._members[rank]
+            self.watch(line, lambda: self._read(member, lane, line), writes=True)
+
+    def _hang_up(self, member: _Member, lane: _Lane, line: ServedLine) -> None:
         self.unwatch(line)
         line.close()
         lane.waiting.pop(member.rank, None)
         member.lines.pop(lane.name, None)
+        member.has_left = member.has_left or lane.name == MAIN
         if lane.name == MAIN and not member.has_ended:
             self._on_disconnect(member.rank)
         elif lane.name == DRIVERS:
@@ -293,12 +339,13 @@ class Coordinator(Loop):
         for member in self._members.values():
             for line in (*member.lines.values(), *filter(None, [member.control])):
                 line.close()
+        for line in self._strangers:
+            line.close()
 
     def _answer(self, lane: _Lane, rank: int, why: Break) -> None:
         lane.waiting.pop(rank, None)
         self.told |= {rank} if lane.name == MAIN else set()
-        with contextlib.suppress(OSError, ValueError):  # a rank that is gone is noticed where its line is read
-            lane.lines[rank].send_bytes(_dumped(why))
+        self._send(lane, rank, framed(_dumped(why)))
 
     # -- messages
 
@@ -306,29 +353,43 @@ class Coordinator(Loop):
         if type(event) is Reported:
             member.num_reports += 1
             self.sink(event)
-            return
-        if type(event) is Failed:
-            error = cast(Exception, unpacked_error(cast(bytes, event.error)))  # it travels as bytes
-            event = event._replace(error=error)
-        elif type(event) is Finished:
-            event = event._replace(value=self._value_of(event))
-        self.sink(event)
-        if type(event) is Failed:
+        elif type(event) is Failed:
             member.has_ended = True
-            self.break_off(
-                f"rank {member.rank} failed with {type(event.error).__name__}: {event.error} ({event.place})"
-            )
+            fail = functools.partial(self._break_for, event._replace(error=_unpacked(event)))
+            if self._hung_up_before(member):
+                self._held.append(fail)
+                self.call_in(_DEATH_S, self._release_held)
+            else:
+                fail()
         elif type(event) is Finished:
+            self.sink(event._replace(value=_value_of(event)))
             member.has_ended = member.has_finished = True
             for lane in self._lanes.values():
                 self._fail_for_the_ended(lane)
+        else:
+            self.sink(event)
 
-    def _value_of(self, event: Finished) -> Any:  # Any: the user's own
-        try:
-            return loads(event.value)
-        except Exception as error:  # whatever a class of the user's does when it is built
-            logger.warning("rank %d: its return value cannot be read here, and is None: %s", event.rank, error)
-            return None
+    def _break_for(self, event: Failed) -> None:
+        self.sink(event)
+        error = event.error
+        self.break_off(f"rank {event.rank} failed with {type(error).__name__}: {text_of(error)} ({event.place})")
+
+    def _hung_up_before(self, failed: _Member) -> bool:
+        """Whether a rank is gone without a last word: what another has failed with since may well come of it."""
+        is_any = False
+        for member in self._members.values():
+            if member is not failed and not member.has_ended and (line := member.lines.get(MAIN)) is not None:
+                if line.is_hung_up():
+                    self.read_rest(member.rank)
+                    is_any = is_any or not member.has_ended
+            elif member.has_left and not member.has_ended:
+                is_any = True
+        return is_any
+
+    def _release_held(self) -> None:
+        held, self._held = self._held, []
+        for fail in held:
+            fail()
 
     def _arrive(self, member: _Member, lane: _Lane, meet: Meet) -> None:
         if lane.name == MAIN and meet.place:
@@ -343,13 +404,17 @@ class Coordinator(Loop):
             return
         if not lane.waiting:
             lane.since, lane.warn_after_s = time.monotonic(), self._stall_timeout_s
+            if not self._looks_for_stalls and lane.name == MAIN:
+                self._looks_for_stalls = True
+                self.call_in(self._stall_timeout_s, self._look_for_stalls)
         lane.waiting[member.rank] = meet
         first = next(iter(lane.waiting.values()))
         if first.what != meet.what:
             where = "; ".join(f"rank {rank} is in {each}" for rank, each in sorted(lane.waiting.items()))
+            rank = min(lane.waiting)
             self._fail(
-                min(lane.waiting),
-                meet.place,
+                rank,
+                lane.waiting[rank].place,
                 f"the ranks do different things, and would wait for ever: {where}. Every rank must make the same calls "
                 "in the same order",
             )
@@ -366,10 +431,9 @@ class Coordinator(Loop):
             message = met[0].data
         else:
             message = [met[rank].data for rank in range(self.world_size)]
-        data = _dumped(message)
+        frame = framed(_dumped(message))
         for rank in met:
-            with contextlib.suppress(OSError, ValueError):
-                lane.lines[rank].send_bytes(data)
+            self._send(lane, rank, frame)
 
     def _fail_for_the_ended(self, lane: _Lane) -> None:
         """A rank that has ended can never arrive."""
@@ -393,21 +457,22 @@ class Coordinator(Loop):
 
     # -- stalls
 
-    def _wait_s(self) -> float | None:
-        due = [self._timers[0][0]] if self._timers else []
-        lane = self._lanes.get(MAIN)
-        if lane is not None and lane.waiting:
-            due.append(lane.since + lane.warn_after_s)
-        return max(0.0, min(due) - time.monotonic()) if due else None
-
-    def _look_for_stalls(self, now: float) -> None:
-        lane = self._lanes.get(MAIN)
-        if lane is None or not lane.waiting or now < lane.since + lane.warn_after_s or self.broken is not None:
+    def _look_for_stalls(self) -> None:
+        lane = self._lane(MAIN)
+        self._looks_for_stalls = bool(lane.waiting)
+        if not lane.waiting:  # the next who waits has this called again
             return
+        due_in = lane.since + lane.warn_after_s - time.monotonic()
+        if due_in <= 0:
+            self._tell_of_stall(lane)
+            due_in = lane.since + lane.warn_after_s - time.monotonic()
+        self.call_in(due_in, self._look_for_stalls)
+
+    def _tell_of_stall(self, lane: _Lane) -> None:
         waited, lane.warn_after_s = lane.warn_after_s, 2 * lane.warn_after_s
         meeting = lane.since
 
-        def tell(where: str) -> None:
+        def tell(places: dict[int, Place]) -> None:
             if lane.since != meeting or not lane.waiting:
                 return  # the missing ones have come meanwhile
             absent = [rank for rank in self._members if rank not in lane.waiting]
@@ -415,26 +480,14 @@ class Coordinator(Loop):
             meet = next(iter(lane.waiting.values()))
             text = (
                 f"{meet.tag} #{meet.number} has waited {waited:g} s for rank(s) {missing} "
-                f"(RunConfig.stall_timeout_s): {where}"
+                f"(RunConfig.stall_timeout_s): {merged(places)}"
             )
             if self._fails_on_stall:
-                self._fail(absent[0], meet.place, text)
+                self._fail(absent[0], places[absent[0]].line, text)
             else:
                 logger.warning("%s", text)
 
-        self.tell_stacks(tell)
-
-    def _where_all_are(self, stacks: dict[int, str]) -> str:
-        waiting = self._lane(MAIN).waiting
-        places = {
-            rank: ("waits in " + str(waiting[rank]), "")
-            if rank in waiting
-            else ("has ended", "")
-            if member.has_ended
-            else where_of(stacks.get(rank, ""))
-            for rank, member in self._members.items()
-        }
-        return merged(places)
+        self._ask_where(tell)
 
     def _lane(self, name: str) -> _Lane:
         return self._lanes.setdefault(name, _Lane(name))
@@ -453,18 +506,24 @@ def _listening(address: str | None, cleanup: contextlib.ExitStack) -> tuple[sock
     return listener, place if address is None else listener.getsockname()
 
 
-def _limit_reading(plain: socket.socket, seconds: float) -> None:
-    """How long a read on this socket may take, also through other descriptors of it; 0 for as long as it takes."""
-    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), 0))
+def _unpacked(event: Failed) -> Exception:
+    try:
+        return unpacked_error(event.error)  # type: ignore[arg-type, return-value]  # it travels as bytes
+    except Exception:  # whatever a class of the user's does when it is built here
+        last = event.traceback.rstrip().rpartition("\n")[2]
+        return WorkerGroupError(last or "an exception that cannot be rebuilt here")
 
 
-def _drain(woken: socket.socket) -> None:
-    with contextlib.suppress(BlockingIOError):
-        while woken.recv(4096):
-            pass
+def _value_of(event: Finished) -> Any:  # Any: the user's own
+    try:
+        value = loads(event.value)
+    except Exception as error:  # whatever a class of the user's does when it is built
+        value = Lost(f"cannot be read by the driver: {type(error).__name__}: {text_of(error)}")
+    if type(value) is Lost:
+        logger.warning("rank %d: its return value %s; it is None in the result", event.rank, value.why)
+        return None
+    return value
 
 
-def _dumped(message: Any) -> bytes:
-    import pickle
-
+def _dumped(message: Any) -> bytes:  # Any: an answer
     return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)

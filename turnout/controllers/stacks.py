@@ -6,8 +6,9 @@ import os
 import re
 import sysconfig
 from collections.abc import Mapping
+from typing import NamedTuple
 
-__all__ = ["merged", "where_of"]
+__all__ = ["Place", "merged", "where_of"]
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _OURS = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
@@ -15,33 +16,45 @@ _INSTALLED = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "pur
 _NOT_THE_USERS = (_OURS, *(os.path.realpath(path) + os.sep for path in _INSTALLED))
 
 
-def where_of(dump: str) -> tuple[str, str]:
+class Place(NamedTuple):
+    """Where a rank is.
+
+    Args:
+        what: what it does there, to follow its name: ``"is in step (train.py:12)"``.
+        line: the user's, as ``"file:line"``; empty if it is not known.
+        stack: of its main thread, innermost call first.
+    """
+
+    what: str
+    line: str = ""
+    stack: str = ""
+
+
+def where_of(dump: str) -> Place:
     """What a rank is doing, from its dump.
 
     Args:
         dump: as `faulthandler` writes it, all threads; the main thread is the last.
-
-    Returns:
-        One line for the merged report, and the main thread's whole stack, innermost call first.
     """
     frames = _main_threads(dump)
     if not frames:
-        return "does not answer (is it stopped?)", ""
+        return Place("does not answer (is it stopped?)")
     innermost = frames[0]
     users = next((frame for frame in frames if not os.path.realpath(frame[0]).startswith(_NOT_THE_USERS)), innermost)
     while len(frames) > 1 and _leads_to_the_user(frames[-1][0]):
         frames.pop()
     stack = "\n".join(f"    {file}:{line} in {function}" for file, line, function in frames)
-    return f"is in {innermost[2]} ({users[0]}:{users[1]})", stack
+    line = f"{users[0]}:{users[1]}"
+    return Place(f"is in {innermost[2]} ({line})", line, stack)
 
 
-def merged(places: Mapping[int, tuple[str, str]]) -> str:
+def merged(places: Mapping[int, Place]) -> str:
     """One line that groups the ranks by where they are, and under it the stack of each group."""
-    groups: dict[tuple[str, str], list[int]] = {}
+    groups: dict[Place, list[int]] = {}
     for rank, place in sorted(places.items()):
         groups.setdefault(place, []).append(rank)
-    line = " | ".join(f"{_named(ranks)} {_of_several(what, ranks)}" for (what, _), ranks in groups.items())
-    stacks = [f"  {_named(ranks)}:\n{stack}" for (_, stack), ranks in groups.items() if stack]
+    line = " | ".join(f"{_named(ranks)} {_of_several(place.what, ranks)}" for place, ranks in groups.items())
+    stacks = [f"  {_named(ranks)}:\n{place.stack}" for place, ranks in groups.items() if place.stack]
     return "\n".join([line, *stacks])
 
 

@@ -1,33 +1,28 @@
-"""A rank's end of the line to the coordinator, and the messages that pass on it.
+"""A rank's way to the coordinator, and the messages that pass on it.
 
-Connections are those of `multiprocessing.connection`: framed, and authenticated with a key that is random for every
-attempt. A rank has one for its train function, one on which it can be asked where it is (`CONTROL`), and one for each
-`branch`.
+A rank has one line (`turnout.controllers.lines`) for its train function, one on which it can be asked where it is
+(`CONTROL`), and one for each `branch`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import fcntl
-import logging
 import os
 import signal
-import socket
 import sys
 import threading
 from collections import Counter
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any, NamedTuple
 
+from turnout.combined_error import text_of
+from turnout.controllers.lines import Address, Line, connected
 from turnout.controllers.travel import dumps, loads, packed_error, traceback_text
-from turnout.errors import ControllerError, WorkerGroupError
+from turnout.errors import ControllerError, UsageError, WorkerGroupError
 from turnout.session.channel import ExchangeKind
 from turnout.session.events import Failed, Finished, RankInfo, WorkerEvent
 
-__all__ = ["CONTROL", "DRIVERS", "MAIN", "Address", "Break", "Hello", "Meet", "WireChannel"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["CONTROL", "DRIVERS", "MAIN", "Address", "Break", "Hello", "Lost", "Meet", "WireChannel"]
 
 MAIN = "main"
 CONTROL = "control"
@@ -37,13 +32,6 @@ _PACKAGE = __name__.partition(".")[0]
 # The signal by which a rank's kernel tells it that it is asked for its stacks. A real-time one, since the user's
 # program and its libraries have meanings of their own for the classic ones.
 _STACK_SIGNAL = signal.SIGRTMIN + 11 if sys.platform == "linux" else signal.SIGIO
-
-
-class Address(NamedTuple):
-    """Where a coordinator listens, and the key that opens it."""
-
-    place: str | tuple[str, int]
-    key: bytes
 
 
 class Hello(NamedTuple):
@@ -97,6 +85,16 @@ class Break(NamedTuple):
         return (ControllerError if self.kind == "aborted" else WorkerGroupError)(self.reason)
 
 
+class Lost(NamedTuple):
+    """Stands for a return value that cannot travel.
+
+    Args:
+        why: to follow "its return value".
+    """
+
+    why: str
+
+
 class WireChannel:
     """A rank's `Channel`: events and meetings over one connection.
 
@@ -116,11 +114,21 @@ class WireChannel:
         self._lock = threading.RLock()
         self._sending = threading.Lock()
         self._branches: dict[str, WireChannel] = {}
-        self._control: Connection | None = None
-        self._line = _connected(address, Hello(ranks.rank, lane))
+        self._control: Line | None = None
+        self._line = self._connected(lane)
+        self._pid = os.getpid()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process is the rank, and no forked copy of it."""
+        return os.getpid() == self._pid
 
     def publish(self, event: WorkerEvent) -> None:
-        """Push an event to the coordinator."""
+        """Push an event to the coordinator.
+
+        Raises:
+            UsageError: this process is a forked copy of the rank.
+        """
         if type(event) is Failed:
             event = event._replace(
                 error=packed_error(event.error),  # type: ignore[arg-type]  # unpacked at the other end
@@ -146,8 +154,8 @@ class WireChannel:
             self._counts[tag] += 1
             place = _users_place() if self._lane == MAIN else ""
             try:
-                self._send(dumps(Meet(tag, self._counts[tag], how, place, data)))
-                answer = loads(self._line.recv_bytes())
+                self._send(dumps((tag, self._counts[tag], how, place, data)))
+                answer = loads(self._line.receive())
             except (EOFError, OSError) as error:
                 self.broken = Break("failed", f"{tag} #{self._counts[tag]}: the connection to the coordinator is gone")
                 raise self.broken.error() from error
@@ -176,7 +184,7 @@ class WireChannel:
         """
         if not hasattr(fcntl, "F_SETSIG"):
             return
-        self._control = _connected(self._address, Hello(self.ranks.rank, CONTROL))
+        self._control = self._connected(CONTROL)
         handle = self._control.fileno()
         faulthandler.register(_STACK_SIGNAL, file=handle, all_threads=True, chain=False)
         fcntl.fcntl(handle, fcntl.F_SETOWN, os.getpid())
@@ -196,44 +204,30 @@ class WireChannel:
         self._line.close()
 
     def _send(self, data: bytes) -> None:
+        if not self.is_own:
+            raise UsageError(
+                f"this process (pid {os.getpid()}) was forked from rank {self.ranks.rank} and is no rank: it cannot "
+                "report or return for it. End it with os._exit(), or use multiprocessing"
+            )
         with self._sending:
             try:
-                self._line.send_bytes(data)
+                self._line.send(data)
             except OSError:
                 raise
             except BaseException:  # a signal handler has raised, maybe within a message: what follows would be misread
                 self._line.close()
                 raise
 
-    def _packed_value(self, event: Finished) -> bytes:
+    def _connected(self, lane: str) -> Line:
+        return connected(self._address, dumps(tuple(Hello(self.ranks.rank, lane))))
+
+    @staticmethod
+    def _packed_value(event: Finished) -> bytes:
         try:
             return dumps(event.value)
         except Exception as error:  # whatever a class of the user's does when it is pickled
-            logger.warning(
-                "rank %d: the return value, a %s, does not pickle, and is None in the result: %s",
-                event.rank,
-                type(event.value).__qualname__,
-                error,
-            )
-            return dumps(None)
-
-
-def _connected(address: Address, hello: Hello) -> Connection:
-    plain = socket.socket(socket.AF_UNIX if isinstance(address.place, str) else socket.AF_INET)
-    with contextlib.closing(plain):
-        plain.connect(address.place)
-        if plain.family != socket.AF_UNIX:
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        line = Connection(plain.detach())
-    try:
-        answer_challenge(line, address.key)
-        deliver_challenge(line, address.key)
-        line.send_bytes(dumps(hello))
-    except BaseException:
-        line.close()
-        raise
-    return line
+            kind = type(event.value).__qualname__
+            return dumps(Lost(f"is a {kind} and does not pickle ({type(error).__name__}: {text_of(error)})"))
 
 
 def _users_place() -> str:

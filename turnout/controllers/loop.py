@@ -1,0 +1,74 @@
+"""`Loop`: waits for many descriptors and moments at once, for a controller that sleeps until something happens."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+__all__ = ["Action", "Loop"]
+
+Action: TypeAlias = Callable[[], object]
+
+
+class Loop:
+    """Calls actions on the thread that serves; everything but `wake` is for that thread."""
+
+    def __init__(self) -> None:
+        self._timers: list[tuple[float, int, Action]] = []
+        self._timer_numbers = itertools.count()
+        self._cleanup = contextlib.ExitStack()
+        self._selector = self._cleanup.enter_context(selectors.DefaultSelector())
+        woken, self._waker = socket.socketpair()
+        for each in (woken, self._waker):
+            self._cleanup.callback(each.close)
+            each.setblocking(False)
+        self.watch(woken, lambda: _drain(woken))
+
+    def serve(self, is_done: Callable[[], bool]) -> None:
+        """Call what is due until ``is_done``, which is asked after each round."""
+        timers = self._timers
+        while not is_done():
+            for key, _ in self._selector.select(max(0.0, timers[0][0] - time.monotonic()) if timers else None):
+                if self._selector.get_map().get(key.fd) == key:  # else an action before has changed it
+                    key.data()
+            while timers and timers[0][0] <= time.monotonic():
+                heapq.heappop(timers)[2]()
+
+    def watch(self, file: Any, action: Action, *, writes: bool = False) -> None:  # Any: whatever has a fileno
+        """Call ``action`` whenever ``file`` can be read, or written to if it ``writes``."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writes else 0)
+        if file in self._selector.get_map():
+            self._selector.modify(file, events, action)
+        else:
+            self._selector.register(file, events, action)
+
+    def unwatch(self, file: Any) -> None:  # Any: whatever has a fileno
+        """Watch it no longer."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(file)
+
+    def call_in(self, delay_s: float, action: Action) -> None:
+        """Call ``action`` in the loop, once."""
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_numbers), action))
+
+    def wake(self) -> None:
+        """Have the loop ask ``is_done`` now; from any thread, or a signal handler."""
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._waker.send(b"!")
+
+    @property
+    def wake_fd(self) -> int:
+        """For `signal.set_wakeup_fd`: a signal then wakes the loop, whatever the main thread is at."""
+        return self._waker.fileno()
+
+
+def _drain(woken: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while woken.recv(4096):
+            pass
