@@ -25,6 +25,7 @@ __all__ = ["Server", "lent_server"]
 logger = logging.getLogger(__name__)
 
 _PACKAGE = __name__.partition(".")[0]
+_MARK = "TURNOUT_SERVER"
 _START_LIMIT_S = 120.0
 _END_LIMIT_S = 5.0
 
@@ -44,7 +45,10 @@ class Server:
 
     def __init__(self, preload: frozenset[str]) -> None:
         self.preload = preload
+        self.mark = f"{_MARK}={os.getpid()}-{os.urandom(8).hex()}"
+        """Stands in the environment of every process that comes of it."""
         self._driver = os.getpid()
+        self._is_closed = False
         mine, its = socket.socketpair()
         with its:
             self._plain = mine
@@ -56,7 +60,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 # An OpenBLAS that begins with more has threads from then on, and a process with threads is not forked.
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **self.variables},
                 start_new_session=True,  # an interrupt from the terminal is for the driver alone
             )
         try:
@@ -64,6 +68,9 @@ class Server:
             ready = self.line.poll(_START_LIMIT_S) and pickle.loads(self.line.recv_bytes()) == "ready"
         except (EOFError, OSError):
             ready = False
+        except BaseException:  # an interrupt, for example
+            self.close()
+            raise
         if not ready:
             self.close()
             raise ControllerError(
@@ -75,22 +82,41 @@ class Server:
         """Its process."""
         return self._process.pid
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The mark, as variables for the processes that come of it."""
+        name, _, value = self.mark.partition("=")
+        return {name: value}
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can be lent."""
+        return not self._is_closed and self._process.poll() is None
+
     def fork(self, launch: Launch, outputs: Sequence[int]) -> list[int]:
         """Fork ranks; returns their processes, in order.
 
         Args:
             launch: what they begin with.
             outputs: a descriptor for each, for its standard output and error.
+
+        Raises:
+            ControllerError: the server is gone.
         """
-        self.line.send_bytes(pickle.dumps(Fork(launch)))
-        for output in outputs:
-            socket.send_fds(self._plain, [b"!"], [output])
-        answer = pickle.loads(self.line.recv_bytes())
+        try:
+            self.line.send_bytes(pickle.dumps(Fork(launch)))
+            for output in outputs:
+                socket.send_fds(self._plain, [b"!"], [output])
+            answer = pickle.loads(self.line.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise ControllerError(f"the server that forks ranks (pid {self.pid}) is gone") from error
         assert isinstance(answer, Forked), "the server is lent to one attempt, which has no ranks yet"
         return answer.pids
 
     def signal(self, pid: int, number: signal.Signals, *, whole_group: bool) -> None:
         """Send a rank a signal; nothing happens if it has exited."""
+        if os.getpid() != self._driver:
+            return  # a forked copy of the driver, whose ranks are not its own
         with contextlib.suppress(OSError):
             self.line.send_bytes(pickle.dumps(Signal(pid, number, whole_group)))
 
@@ -104,17 +130,22 @@ class Server:
         assert isinstance(message, Exited), "the server tells of nothing else"
         return message
 
-    def close(self) -> None:
-        """End it, with every rank that it may still have."""
+    def close(self) -> int:
+        """End it, with every rank that it may still have; returns its exit status."""
+        self._is_closed = True
         self.line.close()
         self._plain.close()
         if os.getpid() != self._driver:
-            return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_LIMIT_S)
-            return
-        self._process.kill()
-        self._process.wait()
+            self._process.returncode = 0  # the driver's child, and not this copy's to wait for
+            return 0
+        try:
+            status = self._process.wait(_END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        if status != 0:  # it has not ended its ranks itself; they die with it, and what they have left ends here
+            _kill_marked(self.mark)
+        return status
 
 
 @contextlib.contextmanager
@@ -125,9 +156,13 @@ def lent_server(preload: Iterable[str]) -> Iterator[Server]:
     """
     needed = frozenset(preload)
     with _lock:
+        dead = [each for each in _idle if not each.is_usable]
+        _idle[:] = [each for each in _idle if each.is_usable]
         server = next((each for each in _idle if needed <= each.preload), None)
         if server is not None:
             _idle.remove(server)
+    for each in dead:
+        each.close()
     if server is None:
         started = time.monotonic()
         server = Server(needed)
@@ -137,6 +172,9 @@ def lent_server(preload: Iterable[str]) -> Iterator[Server]:
     except BaseException:
         server.close()
         raise
+    if not server.is_usable:
+        server.close()
+        return
     with _lock:
         outdone = [each for each in _idle if each.preload < server.preload]
         for each in outdone:
@@ -152,6 +190,34 @@ def close_idle_servers() -> None:
         servers, _idle[:] = list(_idle), []
     for server in servers:
         server.close()
+
+
+def _forget_idle_servers() -> None:
+    """This process is a copy of the driver, whose servers are not its own."""
+    global _lock
+    _lock = threading.Lock()  # another thread may have held it
+    for server in _idle:
+        server.close()
+    _idle.clear()
+
+
+def _kill_marked(mark: str) -> None:
+    """Kill every process that has ``mark`` in its environment, and those that they start meanwhile."""
+    deadline = time.monotonic() + _END_LIMIT_S
+    while (found := list(_marked(mark.encode()))) and time.monotonic() < deadline:
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _marked(mark: bytes) -> Iterator[int]:
+    for name in os.listdir("/proc") if sys.platform == "linux" else []:
+        with contextlib.suppress(OSError):
+            if name.isdigit() and int(name) != os.getpid():
+                with open(f"/proc/{name}/environ", "rb") as file:  # empty once it has died
+                    if mark in file.read().split(b"\0"):
+                        yield int(name)
 
 
 def _own_modules() -> list[str]:
@@ -170,4 +236,4 @@ def _program(handle: int) -> str:
 
 
 atexit.register(close_idle_servers)
-os.register_at_fork(after_in_child=_idle.clear)
+os.register_at_fork(after_in_child=_forget_idle_servers)

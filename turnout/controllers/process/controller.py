@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import glob
 import logging
 import os
 import signal
@@ -17,7 +19,8 @@ from turnout.controllers.interrupts import signals_handled
 from turnout.controllers.process.client import Server, lent_server
 from turnout.controllers.process.rank import Launch
 from turnout.controllers.travel import dumps_work
-from turnout.errors import ControllerError, UnsupportedError
+from turnout.environment import TORCHRUN_VARIABLES
+from turnout.errors import ControllerError, ResourceError, UnsupportedError
 from turnout.session.events import Log, RankInfo
 
 __all__ = ["ProcessController"]
@@ -26,7 +29,9 @@ logger = logging.getLogger(__name__)
 
 _UNWIND_S = 3.0  # for ranks to unwind once the attempt has failed
 _EXIT_S = 10.0  # for ranks to exit once all have said their last word
+_HUNG_UP_S = 5.0  # for a rank to exit that has hung up
 _PIECE = 1 << 16
+_MOST_PIECES = 1 + (1 << 20) // _PIECE  # a pipe holds no more, and a child of the rank's may go on to write
 _LAST_LINES = 10
 _LINE_SHOWN = 300
 
@@ -107,6 +112,7 @@ class _Group:
             stall_timeout_s=spec.run_config.stall_timeout_s,
             fails_on_stall=spec.run_config.stall_action == "fail",
             on_break=lambda reason: self._unwind(_UNWIND_S),
+            on_disconnect=lambda rank: self._coordinator.call_in(_HUNG_UP_S, lambda: self._give_up(rank)),
         )
 
     def __enter__(self) -> Self:
@@ -120,7 +126,8 @@ class _Group:
     def fork(self, work: bytes) -> None:
         """Start every rank with ``work``."""
         ranks = [RankInfo(rank, self._size, rank, self._size, 0) for rank in range(self._size)]
-        environment = dict(os.environ)
+        environment = {name: value for name, value in os.environ.items() if name not in TORCHRUN_VARIABLES}
+        environment |= self._server.variables
         if not self._use_gpu:
             environment["CUDA_VISIBLE_DEVICES"] = ""
         launch = Launch(
@@ -128,7 +135,7 @@ class _Group:
             address=self._coordinator.address,
             work=work,
             environment=environment,
-            directory=os.getcwd(),
+            directory=_working_directory(),
             arguments=list(sys.argv),
             path=list(sys.path),
         )
@@ -142,7 +149,7 @@ class _Group:
             pids = self._server.fork(launch, ends)
         self._ranks = {pid: rank for rank, pid in enumerate(pids)}
         for output in self._outputs.values():
-            self._coordinator.watch(output.handle, output.read)
+            self._coordinator.watch(output.handle, functools.partial(self._read_output, output))
 
     def serve(self) -> None:
         """Carry messages until no rank is left."""
@@ -194,6 +201,11 @@ class _Group:
             self._coordinator.call_in(_EXIT_S, self._kill)
         return not self._ranks
 
+    def _read_output(self, output: _Output) -> None:
+        output.read()
+        if output.is_over:  # the rank has closed it, and it would be ready for ever
+            self._coordinator.unwatch(output.handle)
+
     # -- ends
 
     def _unwind(self, grace_s: float) -> None:
@@ -212,17 +224,26 @@ class _Group:
         try:
             exited = self._server.exited()
         except (EOFError, OSError):
+            self._coordinator.unwatch(self._server.line)
+            pid, how = self._server.pid, _how(self._server.close())
             for rank in self._ranks.values():
-                self._coordinator.died(rank, "died with the server that had forked it")
+                self._coordinator.read_rest(rank)
+            for rank in self._ranks.values():
+                self._coordinator.died(rank, f"died with the server that forks ranks (pid {pid}), which {how}")
             self._ranks.clear()
-            raise ControllerError("the server that forks ranks was killed, and its ranks with it") from None
+            return
         rank = self._ranks.pop(exited.pid)
         self._coordinator.read_rest(rank)  # its last words may still be on the line
         output = self._outputs[rank]
-        self._coordinator.unwatch(output.handle)
+        if not output.is_over:
+            self._coordinator.unwatch(output.handle)
         output.finish()
         if rank in self._coordinator.unfinished:
-            self._coordinator.died(rank, _how(exited.status), output.shown())
+            self._coordinator.died(rank, _how_rank(exited.status), output.shown())
+
+    def _give_up(self, rank: int) -> None:
+        if rank in self._ranks.values():
+            self._coordinator.died(rank, "has closed its connection to the driver, and runs on", "")
 
 
 class _Output:
@@ -230,6 +251,7 @@ class _Output:
 
     def __init__(self, rank: int, handle: int, sink: Sink) -> None:
         self.handle = handle
+        self.is_over = False
         self._rank = rank
         self._sink = sink
         self._rest = b""
@@ -242,6 +264,7 @@ class _Output:
             data = os.read(self.handle, _PIECE)
         except BlockingIOError:
             return False
+        self.is_over = not data
         lines, newline, self._rest = (self._rest + data).rpartition(b"\n")
         if len(self._rest) > _PIECE:  # a line that does not end is passed on in pieces
             lines, newline, self._rest = lines + newline + self._rest, b"", b""
@@ -250,8 +273,9 @@ class _Output:
 
     def finish(self) -> None:
         """The rank has exited: read what is left, though a child of its own may still hold the other end."""
-        while self.read():
-            pass
+        for _ in range(_MOST_PIECES):
+            if not self.read():
+                break
         self._pass_on(self._rest)
         self._rest = b""
 
@@ -269,14 +293,25 @@ class _Output:
             self._sink(Log(self._rank, data))
 
 
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed; the kernel still leads there
+        return f"/proc/{os.getpid()}/cwd"
+
+
 def _how(status: int) -> str:
     if status >= 0:
-        return f"exited with status {status} before the train function had ended (os._exit?)"
+        return f"exited with status {status}"
     try:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
     return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+
+
+def _how_rank(status: int) -> str:
+    return _how(status) + " before the train function had ended (os._exit?)" * (status >= 0)
 
 
 def _parts(spec: RunSpec) -> Iterator[tuple[str, Any]]:  # Any: the user's own
@@ -296,9 +331,25 @@ def _refuse_unsupported(spec: RunSpec) -> None:
         "label_selector": scaling.label_selector is not None,
         "worker_runtime_env": run.worker_runtime_env is not None,
     }
+    num_gpus = _num_gpus()
+    if scaling.use_gpu and num_gpus is not None and num_gpus < scaling.max_workers:
+        raise ResourceError(
+            f"ScalingConfig(num_workers={scaling.num_workers}, use_gpu=True) asks for {scaling.max_workers} GPUs, one "
+            f"a rank, and this machine has {num_gpus}"
+            + (" that CUDA_VISIBLE_DEVICES shows" if "CUDA_VISIBLE_DEVICES" in os.environ else "")
+        )
     for what, is_asked in asked.items():
         if is_asked:
             raise UnsupportedError(
                 f"{what}: the controller 'process' forks a fixed number of ranks on this machine, and places nothing; "
                 "the controller 'ray' can. Leave it out, or use ScalingConfig(controller='ray')"
             )
+
+
+def _num_gpus() -> int | None:
+    """How many GPUs this machine shows, without a framework that would take hold of one; None if that is unknown."""
+    if sys.platform != "linux" or os.path.exists("/dev/kfd") or os.path.exists("/dev/dxg"):
+        return None
+    devices = len(glob.glob("/dev/nvidia[0-9]*"))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return devices if visible is None else min(devices, len([each for each in visible.split(",") if each.strip()]))

@@ -60,10 +60,14 @@ def become_rank(launch: Launch, rank: int, output: int) -> NoReturn:
     """Run the rank's work on this thread, which is the main one, and exit."""
     ranks = launch.ranks[rank]
     _take_streams(output)
-    _take_surroundings(launch, ranks)
-    channel = WireChannel(launch.address, ranks)
-    channel.answer_where()
-    _end_when_told(channel)
+    try:
+        _take_surroundings(launch, ranks)
+        channel = WireChannel(launch.address, ranks)
+        channel.answer_where()
+        _end_when_told(channel)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
     status = 1
     try:
         work = _received(launch.work, channel)
@@ -147,6 +151,8 @@ def _end_when_told(channel: WireChannel) -> None:
 
 def _leave(channel: WireChannel, status: int) -> NoReturn:
     """End as an interpreter does, but for threads that the train function has left behind: nobody waits for them."""
+    if channel.is_own:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends anyway; if that takes too long it is killed
     try:
         atexit._run_exitfuncs()
         multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # as its own children do

@@ -116,8 +116,11 @@ class _Server:
         if isinstance(message, Fork):
             self._fork(message.launch)
         elif isinstance(message, Signal) and message.pid in self._ranks:
-            with contextlib.suppress(ProcessLookupError):
-                (os.killpg if message.whole_group else os.kill)(message.pid, message.number)
+            if message.whole_group:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(message.pid, message.number)
+            with contextlib.suppress(ProcessLookupError):  # it may have left its group
+                os.kill(message.pid, message.number)
 
     def _fork(self, launch: Launch) -> None:
         # A rank a message, as the kernel takes only so many descriptors at once.
