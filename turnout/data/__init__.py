@@ -1,5 +1,5 @@
 """Data: how the trainer's data sets are dealt to ranks."""
 
-from turnout.data.shards import shards_for
+from turnout.data.shards import check_datasets, shards_for
 
-__all__ = ["shards_for"]
+__all__ = ["check_datasets", "shards_for"]

@@ -1,22 +1,67 @@
-"""From the trainer's ``datasets`` to what `get_dataset_shard` gives on one rank."""
+"""From the trainer's ``datasets`` to what `get_dataset_shard` gives on one rank, and which can be dealt to several."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
-from turnout.errors import DataError
+from turnout.config import DataConfig
+from turnout.errors import DataError, UnsupportedError, UsageError
 
-__all__ = ["shards_for"]
+__all__ = ["check_datasets", "shards_for"]
 
 
-def shards_for(datasets: Mapping[str, Any]) -> dict[str, Any]:  # Any: data of the user's
-    """The whole of every data set, for the one rank of an in-process run; a callable is called for it.
+def check_datasets(
+    datasets: Mapping[str, Any],  # Any: data of the user's
+    config: DataConfig,
+    *,
+    world_size: int,
+    ray_error: type[UsageError | UnsupportedError] | None = None,
+) -> None:
+    """Refuse, before a rank is started, what cannot be dealt; what a callable makes is known on the ranks only.
+
+    Args:
+        datasets: as the trainer got them.
+        config: how they are dealt.
+        world_size: to how many ranks.
+        ray_error: what a Ray data set is refused with; None where it is welcome.
+
+    Raises:
+        UsageError: a data set that is to be cut is none of the trainer's.
+        DataError: one cannot be cut into so many shards.
+        UsageError, UnsupportedError: as ``ray_error`` says.
+    """
+    names = config.datasets_to_split
+    unknown = [name for name in names if name not in datasets] if isinstance(names, list) else []
+    if unknown:
+        known = ", ".join(repr(name) for name in datasets) or "none"
+        raise UsageError(f"DataConfig.datasets_to_split names {unknown[0]!r}; the trainer's datasets are {known}")
+    for name, dataset in datasets.items():
+        if ray_error is not None and _is_from("ray", dataset):
+            raise ray_error(_refusal_of_ray(name))
+        if not callable(dataset):
+            _refuse_uncut(name, dataset, config, world_size)
+
+
+def shards_for(
+    datasets: Mapping[str, Any],  # Any: data of the user's
+    config: DataConfig | None = None,
+    *,
+    world_size: int = 1,
+) -> dict[str, Any]:
+    """What one rank gets of every data set; a callable is called on each rank.
 
     A callable is called before every attempt, so that a retry does not find an iterator that is used up.
 
+    Args:
+        datasets: as the trainer got them.
+        config: how they are dealt.
+        world_size: to how many ranks.
+
     Raises:
-        DataError: a callable raised; the text names the data set.
+        DataError: a callable raised, or made what cannot be cut into so many shards; the text names the data set.
+        UsageError: it made a Ray data set, for several ranks.
     """
     shards = {}
     for name, dataset in datasets.items():
@@ -26,6 +71,36 @@ def shards_for(datasets: Mapping[str, Any]) -> dict[str, Any]:  # Any: data of t
             except Exception as error:
                 text = f"datasets[{name!r}]: the function that makes it raised {type(error).__name__}: {error}"
                 raise DataError(text) from error
+            if world_size > 1 and _is_from("ray", shards[name]):
+                raise UsageError(_refusal_of_ray(name))
         else:
             shards[name] = dataset
+        _refuse_uncut(name, shards[name], config or DataConfig(), world_size)
     return shards
+
+
+def _refusal_of_ray(name: str) -> str:
+    return (
+        f"datasets[{name!r}] is a Ray data set, which Ray alone can deal to the workers of a run: use "
+        "ScalingConfig(controller='ray'), or give a function that reads the data on each rank and leave it out of "
+        "DataConfig.datasets_to_split"
+    )
+
+
+def _refuse_uncut(name: str, dataset: Any, config: DataConfig, world_size: int) -> None:
+    is_cut = config.datasets_to_split == "all" or name in config.datasets_to_split
+    if world_size == 1 or not is_cut or _is_from("ray", dataset):
+        return
+    kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}".removeprefix("builtins.")
+    if isinstance(dataset, (str, os.PathLike)) or _is_from("pyarrow", dataset):
+        what = "Arrow data over several ranks is not there yet"
+    else:
+        what = f"this cannot be cut into shards, one for each of {world_size} ranks"
+    raise DataError(
+        f"datasets[{name!r}], a {kind}: {what}. Leave it out of DataConfig.datasets_to_split to have it whole on each "
+        "rank; turnout.torch.prepare_data_loader then gives each rank its share of a torch data set"
+    )
+
+
+def _is_from(package: str, dataset: Any) -> bool:  # by name, as the package need not be imported to find out
+    return any(base.__module__.partition(".")[0] == package for base in type(dataset).__mro__)

@@ -19,6 +19,7 @@ from turnout.controllers.interrupts import signals_handled
 from turnout.controllers.process.client import Server, lent_server
 from turnout.controllers.process.rank import Launch
 from turnout.controllers.travel import dumps_work
+from turnout.data import check_datasets
 from turnout.environment import TORCHRUN_VARIABLES
 from turnout.errors import ControllerError, ResourceError, UnsupportedError
 from turnout.session.events import Log, RankInfo
@@ -324,6 +325,7 @@ def _parts(spec: RunSpec) -> Iterator[tuple[str, Any]]:  # Any: the user's own
 
 def _refuse_unsupported(spec: RunSpec) -> None:
     scaling, run = spec.scaling_config, spec.run_config
+    check_datasets(spec.datasets, spec.dataset_config, world_size=scaling.max_workers, ray_error=UnsupportedError)
     asked = {
         f"num_workers={scaling.num_workers!r} (elastic)": isinstance(scaling.num_workers, tuple),
         "resources_per_worker": scaling.resources_per_worker is not None,
