@@ -113,6 +113,7 @@ class WireChannel:
         self._counts: Counter[str] = Counter()
         self._lock = threading.RLock()
         self._sending = threading.Lock()
+        self._branching = threading.Lock()  # of its own: the line may be asked for while this one waits in a meeting
         self._branches: dict[str, WireChannel] = {}
         self._control: Line | None = None
         self._line = self._connected(lane)
@@ -171,7 +172,7 @@ class WireChannel:
 
     def branch(self, name: str) -> WireChannel:
         """A line of meetings beside this one; see `Channel.branch`."""
-        with self._lock:
+        with self._branching:
             if name not in self._branches:
                 self._branches[name] = WireChannel(self._address, self.ranks, name)
             return self._branches[name]
