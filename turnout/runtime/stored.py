@@ -12,7 +12,7 @@ from turnout.checkpoint import Checkpoint, ReportedCheckpointStatus
 from turnout.combined_error import text_of
 from turnout.config import CheckpointConfig
 from turnout.controllers.base import Controller, RunSpec
-from turnout.errors import CheckpointError, ControllerError, StorageError, UsageError
+from turnout.errors import CheckpointError, ControllerError, StorageError, UsageError, WorkerGroupError
 from turnout.runtime.keeping import AttemptPlan, Kept
 from turnout.session.events import Saved
 from turnout.session.stored_checkpoints import UPLOAD, StoredPlan
@@ -118,6 +118,8 @@ class StorageKeeper:
             try:
                 if self._lost is not None or self._run.current_attempt() != self._attempt:
                     self._history.close()
+                    if self._lost is not None and type(error) is WorkerGroupError:  # how it ended the ranks is no news
+                        raise ControllerError(str(self._lost)) from error
                     return
                 self._seal()
                 status = "FINISHED" if error is None else "ERRORED" if isinstance(error, Exception) else "ABORTED"
