@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +60,8 @@ class Told:
     """The newest step that is known to be committed, with all before it; -1 if none is."""
     errors: list[str]
     left: list[str]
+    pids: dict[int, int]
+    """The newest process of each rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +134,15 @@ class Lane:
         plan = dataclasses.replace(self.plan, **changes)
         self._num_lives += 1
         command = [sys.executable, str(PROGRAM), json.dumps(dataclasses.asdict(plan))]
-        variables = {**os.environ, **self.variables, **(environment(*faults) if faults else {})}
+        variables = {
+            **os.environ,
+            "TURNOUT_CRASH_LANE": str(self.folder),
+            **self.variables,
+            **(environment(*faults) if faults else {}),
+        }
         with open(self.folder / f"life-{self._num_lives}", "w", encoding="utf-8") as output:
-            return Program(command, stdout=subprocess.PIPE, stderr=output, text=True, env=variables)
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            return Program(command, stderr=output, env=variables, **pipes)
 
     def live(self, *faults: Fault, timeout_s: float = 50, **changes: Any) -> int:
         """Start the program and wait for its end; returns its status."""
@@ -153,6 +161,14 @@ class Lane:
         self.tally.mid_commit += bool(set(self.run.folder_names()) - names)
         self.tally.kills += 1
         self.tally.by_kind[kind] += 1
+
+    def processes(self) -> Iterator[str]:
+        """What runs of the programs that were started, by the variable that they have inherited: pid and state."""
+        mark = f"TURNOUT_CRASH_LANE={self.folder}\0".encode()
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError):
+                if mark in Path("/proc", pid, "environ").read_bytes():
+                    yield f"{pid} {Path('/proc', pid, 'stat').read_text().rpartition(')')[2][:2].strip()}"
 
     # -- what is left of it
 
@@ -214,7 +230,7 @@ class Lane:
         if (reason := verify(folder, "full", record)) is not None:
             return reason
         found = read_folder(folder.path) if folder.is_local else read_remote(folder)
-        if found != payload(record.metrics["step"], self.plan.large_bytes):
+        if found != payload(record.metrics["step"], self.plan.large_bytes, self.plan.num_workers):
             return "it differs from what was reported"
         return None
 
@@ -246,6 +262,7 @@ def read_notes(path: str) -> Told:
         returned=max(map(int, words["returned"]), default=-1),
         errors=words["error"],
         left=words["left"],
+        pids={int(rank): int(pid) for rank, pid in map(str.split, words["pid"])},
     )
 
 

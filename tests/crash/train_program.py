@@ -8,10 +8,12 @@ It notes, in a file outside of the run's folder that is on the disk before the n
     begun <step>        a checkpoint of that step is about to be reported
     taken <step>        its report has returned, in whatever mode
     returned <step>     it and all before are committed: a SYNC `report` has returned, or the run was asked and says so
+    pid <rank> <pid>    a rank is about to enter the train function
     error <text>        what `fit()` raised
     left <names>        threads and processes that are still there after `fit()`
 
-"reported" goes to the standard output after the first report, for whoever wants to strike then.
+"reported" goes to the standard output after the first report, for whoever wants to strike then. With several ranks each
+notes for itself, and the driver says "failed" after an attempt that has, and waits for a line from whoever looks.
 """
 
 from __future__ import annotations
@@ -19,19 +21,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
+import logging
 import math
 import os
 import random
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import turnout
 from turnout import Checkpoint, CheckpointConfig, CheckpointConsistencyMode, CheckpointUploadMode
-from turnout.testing.faults import arm_from_environment
+from turnout.failpoints import arm
+from turnout.storage import RunFolder, StorageLocation
+from turnout.testing.faults import Fault, arm_from_environment, environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +59,10 @@ class Plan:
         drain_timeout_s: as in `CheckpointConfig`.
         asks: in ASYNC mode, ask every third step what is committed; it waits for the uploads.
         log_level: of the log on the standard error.
+        num_workers: 0 for this process, else ranks of the process track.
+        max_failures: as in `FailureConfig`.
+        strikes: what strikes which rank, by the number of the attempt: point, passing, rank, and what happens: the
+            action of a `Fault`, or ``"kill_driver"``.
     """
 
     storage_path: str
@@ -65,10 +77,31 @@ class Plan:
     drain_timeout_s: float = 60.0
     asks: bool = True
     log_level: str = "WARNING"
+    num_workers: int = 0
+    max_failures: int = 0
+    strikes: list[tuple[str, int, int, str]] = field(default_factory=list)
 
 
-def payload(step: int, large_bytes: int = 0) -> dict[str, bytes]:
-    """The files of a step's checkpoint."""
+def payload(step: int, large_bytes: int = 0, num_workers: int = 0) -> dict[str, bytes]:
+    """The files of a step's checkpoint, as they are to lie in its folder."""
+    files = files_of(0, step, large_bytes, num_workers)
+    for rank in range(1, num_workers):
+        for path, data in files_of(rank, step, 0, num_workers).items():
+            files[path if files.get(path, data) == data else f"rank_{rank}/{path}"] = data
+    return files
+
+
+def files_of(rank: int, step: int, large_bytes: int = 0, num_workers: int = 0) -> dict[str, bytes]:
+    """What a rank brings: all of it alone; else files of its own, one that all have, and one that differs."""
+    if num_workers:
+        source = random.Random(f"{step} {rank}")
+        own = {
+            f"optimizer/{rank}.bin": source.randbytes(20_000 + step % 7 * 1_000),
+            "model.bin": source.randbytes(9_000),
+        }
+        if rank:
+            return {**own, "empty": b""}
+        return {**own, "empty": b"", "optimizer/groups/0.json": json.dumps({"step": step}).encode()}
     source = random.Random(step)
     files = {
         "model.bin": source.randbytes(30_000 + step % 7 * 1_000),
@@ -102,7 +135,11 @@ class Notes:
     """Lines that are on the disk when the call returns."""
 
     def __init__(self, path: str) -> None:
+        self._path = path
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def __reduce__(self) -> tuple[type[Notes], tuple[str]]:
+        return Notes, (self._path,)
 
     def add(self, word: str, value: object) -> None:
         os.write(self._handle, f"{word} {value}\n".encode())
@@ -117,12 +154,16 @@ def main(plan: Plan) -> None:
         drain_timeout_s=plan.drain_timeout_s,
     )
     trainer = turnout.DataParallelTrainer(
-        functools.partial(train, plan, notes),
-        scaling_config=turnout.ScalingConfig(num_workers=0),
+        functools.partial(train, plan, notes, os.getpid()),
+        scaling_config=turnout.ScalingConfig(
+            num_workers=plan.num_workers, controller="process" if plan.num_workers else None
+        ),
         run_config=turnout.RunConfig(
             name=plan.name,
             storage_path=plan.storage_path,
             checkpoint_config=config,
+            failure_config=turnout.FailureConfig(max_failures=plan.max_failures),
+            callbacks=[Pause()] if plan.max_failures else None,
             logging_config=turnout.LoggingConfig(log_level=plan.log_level),
         ),
     )
@@ -136,15 +177,28 @@ def main(plan: Plan) -> None:
         notes.add("left", " ".join(sorted(left_behind())))
 
 
-def train(plan: Plan, notes: Notes) -> None:
+class Pause(turnout.UserCallback):
+    """Lets whoever looks have a look after every attempt that has failed."""
+
+    def after_exception(self, run_context: Any, worker_exceptions: Any) -> None:
+        os.write(1, b"failed\n")
+        os.read(0, 1)
+
+
+def train(plan: Plan, notes: Notes, driver: int) -> None:
+    rank = turnout.get_context().get_world_rank()
+    if plan.num_workers:
+        arm_in_rank(plan, rank, driver)
+        logging.getLogger("turnout.storage.commit").setLevel(logging.ERROR)  # a warning for each file that differs
+    notes.add("pid", f"{rank} {os.getpid()}")
     start = first_step(plan)
     notes.add("entered", start - 1)
-    work = f"{plan.notes}.work"
+    work = f"{plan.notes}.work-{rank}"
     shutil.rmtree(work, ignore_errors=True)
     for step in range(start, start + plan.num_steps):
         is_sync = plan.mode == "SYNC" or (plan.mode == "MIXED" and step % 3 == 2)
         folder = os.path.join(work, str(step))
-        write_folder(folder, payload(step, plan.large_bytes))
+        write_folder(folder, files_of(rank, step, plan.large_bytes, plan.num_workers))
         notes.add("begun", step)
         turnout.report(
             {"step": step, "score": score(step)},
@@ -153,13 +207,31 @@ def train(plan: Plan, notes: Notes) -> None:
         )
         notes.add("taken", step)
         if plan.mode == "ASYNC" and plan.asks and step % 3 == 2:
-            turnout.get_all_reported_checkpoints(CheckpointConsistencyMode.COMMITTED)
-            is_sync = True
+            reported = turnout.get_all_reported_checkpoints(CheckpointConsistencyMode.COMMITTED)
+            is_sync = bool(reported) and reported[-1].metrics["step"] == step  # else the upload has failed
         if is_sync:
             notes.add("returned", step)
-        if step == start:
+        if step == start and rank == 0:
             os.write(1, b"reported\n")
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def arm_in_rank(plan: Plan, rank: int, driver: int) -> None:
+    run = RunFolder.at(StorageLocation.open(turnout.get_context().get_storage().path))
+    attempt = run.current_attempt()
+    if attempt >= len(plan.strikes) or plan.strikes[attempt][2] != rank:
+        return
+    point, on_hit, _, action = plan.strikes[attempt]
+    if action != "kill_driver":
+        arm_from_environment(environment(Fault(point=point, action=action, on_hit=on_hit)))
+        return
+    passings = itertools.count(1)
+
+    def kill_driver(name: str, at: int | None, data: bytes | None) -> None:
+        if name == point and next(passings) == on_hit:
+            os.kill(driver, signal.SIGKILL)  # and go on, as far as one comes
+
+    arm(kill_driver)
 
 
 def first_step(plan: Plan) -> int:
@@ -169,7 +241,7 @@ def first_step(plan: Plan) -> int:
     with checkpoint.as_directory() as folder:
         files = read_folder(folder)
     step: int = json.loads(files["optimizer/groups/0.json"])["step"]
-    if files != payload(step, plan.large_bytes):
+    if files != payload(step, plan.large_bytes, plan.num_workers):
         raise AssertionError(f"{checkpoint} was given to go on from, and differs from what was reported")
     return step + 1
 
