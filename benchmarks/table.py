@@ -6,6 +6,7 @@ from benchmarks.cases import (
     checkpoint_report,
     import_time,
     memory,
+    process_ranks,
     report_call,
     stored_reports,
     training_loop,
@@ -22,5 +23,6 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     stored_reports.BENCHMARK,
     training_loop.BENCHMARK,
     *checkpoint_report.BENCHMARKS,
+    *process_ranks.BENCHMARKS,
     memory.BENCHMARK,
 )
