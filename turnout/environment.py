@@ -14,6 +14,7 @@ __all__ = [
     "EnvironmentVariable",
     "Overrides",
     "TorchrunVariables",
+    "is_worker",
     "torchrun_variables",
 ]
 
@@ -137,9 +138,14 @@ class TorchrunVariables:
         )
 
 
+def is_worker() -> bool:
+    """Whether Turnout has started this process itself, to be a rank."""
+    return _text(WORKER_VARIABLE) is not None
+
+
 def torchrun_variables() -> dict[str, str]:
     """Those of torchrun's six variables that are set; none in a worker that Turnout has started itself."""
-    if _text(WORKER_VARIABLE):
+    if is_worker():
         return {}
     return {name: os.environ[name] for name in TORCHRUN_VARIABLES if name in os.environ}
 

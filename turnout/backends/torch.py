@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 from turnout.backends.base import Backend
 from turnout.checks import check_choice, check_number, check_text, refused
 from turnout.config import BackendConfig
-from turnout.environment import torchrun_variables
+from turnout.environment import is_worker, torchrun_variables
 from turnout.errors import ControllerError, ResourceError, UsageError
 from turnout.session.collective import Collective
 from turnout.session.events import RankInfo
@@ -244,6 +244,8 @@ class _Departure:
 
         if not dist.is_initialized() or dist.group.WORLD is not self._group():
             return
+        if is_worker() and dist.get_backend() == "gloo":
+            return  # the process is about to end, which does the same, and need not wait for gloo to look up
         failures: list[Exception] = []
 
         def destroy() -> None:
