@@ -58,7 +58,7 @@ def dumps_work(work: Callable[..., object], parts: Callable[[], Iterator[tuple[s
     try:
         return dumps_by_value(work)
     except Exception as error:
-        culprit = next((found for name, part in parts() if (found := _culprit(name, part, error, depth=4))), None)
+        culprit = next((found for name, part in parts() if (found := _culprit(name, part, error, depth=8))), None)
         name, reason = culprit or ("something in the run", f"{type(error).__name__}: {text_of(error)}")
         raise UsageError(
             f"{name} cannot be sent to worker processes ({reason}). Make it inside of the train function, or leave it "
@@ -92,11 +92,13 @@ def _parts_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
                 yield f"the variable {variable!r} that {title} captures", cell.cell_contents
             except ValueError:  # a cell that is still empty
                 continue
-        for variable in code.co_names:
+        for variable in _names_in(code):
             if variable in function.__globals__:
                 yield f"the global variable {variable!r} that {title} uses", function.__globals__[variable]
         for index, default in enumerate(function.__defaults__ or ()):
             yield f"the default number {index} of {title}", default
+        for parameter, default in (function.__kwdefaults__ or {}).items():
+            yield f"the default {parameter!r} of {title}", default
     if getattr(value, "__self__", None) is not None and not isinstance(value.__self__, type(pickle)):
         yield f"the object that {name} is a method of", value.__self__
     if hasattr(value, "func") and hasattr(value, "keywords"):  # functools.partial
@@ -107,8 +109,18 @@ def _parts_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}[{key!r}]", each) for key, each in value.items())
     elif isinstance(value, (list, tuple, set)):
         yield from ((f"{name}[{index}]", each) for index, each in enumerate(value))
-    elif code is None and isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, type):
-        yield from ((f"{name}.{key}", each) for key, each in vars(value).items())
+    elif code is None and not isinstance(value, type):
+        slots = (slot for base in type(value).__mro__ for slot in vars(base).get("__slots__", ()))
+        yield from ((f"{name}.{key}", each) for key, each in getattr(value, "__dict__", {}).items())
+        yield from ((f"{name}.{slot}", getattr(value, slot)) for slot in slots if hasattr(value, slot))
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """The names that a function's code uses, and that of functions within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
 
 
 def packed_error(error: BaseException, depth: int = 8) -> bytes:
@@ -131,7 +143,9 @@ def packed_error(error: BaseException, depth: int = 8) -> bytes:
 
 def unpacked_error(data: bytes) -> BaseException:
     """The exception that `packed_error` was given."""
-    kind, args, state, cause, is_explicit = loads(data)
+    kind, args, members, state, cause, is_explicit = loads(data)
+    if members is not None:
+        args = (args[0], [unpacked_error(each) for each in members])
     try:
         error: BaseException = kind.__new__(kind, *args)
     except TypeError:
@@ -159,9 +173,13 @@ def traceback_text(error: BaseException) -> str:
 def _described(error: BaseException, depth: int) -> tuple[Any, ...]:
     is_explicit = error.__cause__ is not None
     cause = error.__cause__ if is_explicit or error.__suppress_context__ else error.__context__
+    args, members = error.args, None
+    if isinstance(error, BaseExceptionGroup):  # its members are what may need arguments that are not kept
+        args, members = (error.message,), [packed_error(each, depth) for each in error.exceptions]
     return (
         type(error),
-        error.args,
+        args,
+        members,
         state_of(error),
         packed_error(cause, depth - 1) if cause is not None and depth else None,
         is_explicit,
