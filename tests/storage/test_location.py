@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.helpers import S3
+from tests.storage.helpers import S3, folder_with
 from turnout.errors import StorageError
 from turnout.filesystem import redacted, resolve_uri
 from turnout.storage import RetryPolicy, StorageLocation
+from turnout.storage.location import remove_tree
 from turnout.testing.faults import Fault, InjectedError, armed
 
 
@@ -203,3 +204,17 @@ def test_an_unknown_scheme_is_refused_without_its_secrets() -> None:
         resolve_uri("nope://user:hidden@host/path?key=hidden")
     assert "hidden" not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+def test_an_interrupt_while_a_folder_is_removed_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder_with(tmp_path / "folder" / "inner", {"file": b""})
+    close = os.close
+
+    def close_and_be_interrupted(handle: int) -> None:
+        monkeypatch.setattr(os, "close", close)
+        close(handle)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "close", close_and_be_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        remove_tree(str(tmp_path / "folder"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -35,6 +34,7 @@ from turnout.storage import (
     checkpoint_of,
     commit,
     committed,
+    remove_tree,
     reported,
     stage,
 )
@@ -311,7 +311,7 @@ class StoredCheckpoints:
             staged = stage(run, source, name=f"{request.attempt}-{request.index}", rank=rank, move=delete)
             failpoint("report.after_stage", rank)
             if delete and source.is_local:
-                shutil.rmtree(source.path, ignore_errors=True)
+                remove_tree(source.path)
         later = replace(request, checkpoint=staged, staged=True, move=True)
         meeting = self._collective.branch(UPLOAD)
 

@@ -1,7 +1,8 @@
 """A run's folder: storing, committing, keeping and reading back, all without knowing of sessions or controllers.
 
 Places
-    `StorageLocation` is a path on some filesystem, with the few operations that are safe to be cut off;
+    `StorageLocation` is a path on some filesystem, with the few operations that are safe to be cut off (`remove_tree` is
+    one for local folders);
     `RunFolder` knows what lies where in a run's folder, and counts its attempts in ``run.json``;
     `Lease` gives a run to one driver at a time.
 
@@ -26,7 +27,7 @@ from turnout.retry import RetryPolicy
 from turnout.storage.commit import FAILPOINTS, CommitRequest, Meeting, check_source, commit, stage
 from turnout.storage.history import HistoryRow, MetricsHistory, history_dataframe, last_metrics, read_history
 from turnout.storage.lease import DURATION_S, Holder, Lease
-from turnout.storage.location import Entry, StorageLocation
+from turnout.storage.location import Entry, StorageLocation, remove_tree
 from turnout.storage.logs import RunLogs, read_log
 from turnout.storage.reading import (
     clean_uncommitted,
@@ -92,6 +93,7 @@ __all__ = [
     "read_record",
     "remove_checkpoint",
     "remove_superseded",
+    "remove_tree",
     "reported",
     "resume_point",
     "scan",

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from typing import Any, Protocol, TypeVar
 from turnout.checkpoint import Checkpoint, ReportedCheckpointStatus
 from turnout.errors import CheckpointError, CheckpointNotFoundError, StorageError, UsageError
 from turnout.failpoints import failpoint
-from turnout.storage.location import StorageLocation
+from turnout.storage.location import StorageLocation, remove_tree
 from turnout.storage.record import RECORD_FILE, CommitRecord, FileEntry, read_record, remove_checkpoint, write_record
 from turnout.storage.run_folder import RunFolder, checkpoint_name
 from turnout.storage.sources import Assignment, Offer, SourceFile, assign, contested, scan
@@ -176,14 +175,14 @@ def stage(run: RunFolder, checkpoint: Checkpoint, *, name: str, rank: int, move:
     if run.location.is_local:
         run.checkpoints.make_folder()
         folder = f"{run.checkpoints.path}/.staging-{name}-rank{rank}"
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
     else:
         folder = tempfile.mkdtemp(prefix="turnout-staging-")
     try:
         with checkpoint.as_directory() as source:
             take(scan(source), folder, link=move)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
         raise
     return Checkpoint(folder)
 
@@ -219,7 +218,7 @@ class _Commit:
         committed: CommitRecord = self._meet("committed", record)[0]
         failpoint("commit.after_release", self.meeting.rank)
         if self.request.move and self.request.checkpoint is not None and self.request.checkpoint.is_local:
-            shutil.rmtree(self.request.checkpoint.path, ignore_errors=True)
+            remove_tree(self.request.checkpoint.path)
         return committed
 
     # -- meeting

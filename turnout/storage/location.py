@@ -21,7 +21,7 @@ from turnout.failpoints import failpoint, failpoint_data
 from turnout.filesystem import arrow_filesystem, redacted, resolve_uri
 from turnout.retry import RetryPolicy, is_transient, storage_error
 
-__all__ = ["Entry", "StorageLocation", "fsync_folder"]
+__all__ = ["Entry", "StorageLocation", "fsync_folder", "remove_tree"]
 
 T = TypeVar("T")
 
@@ -398,6 +398,21 @@ def no_space(location: StorageLocation, need: int, error: OSError) -> StorageErr
         f"{location}: no space left ({os.strerror(error.errno or errno.ENOSPC)}): {need} bytes are needed, {available} "
         "bytes are available. Make room, or keep fewer checkpoints with CheckpointConfig(num_to_keep=...)"
     )
+
+
+def remove_tree(path: str) -> None:
+    """Remove a local folder as far as that can be done.
+
+    Raises:
+        KeyboardInterrupt: the user's. An interrupt at the wrong moment has `shutil.rmtree` close a descriptor twice,
+            and raise an OSError of its own in its place.
+    """
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+    except OSError as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
 
 
 def fsync_folder(path: str) -> None:
