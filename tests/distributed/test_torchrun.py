@@ -273,7 +273,7 @@ def test_what_goes_wrong_on_one_rank_is_told_on_all_with_the_first_cause_first(t
         ("os._exit(3)", ["rank 1 is gone", "last seen in ", "script.py:", "exitcode  : 3"]),
         (
             "time.sleep(1000)",
-            ["barrier #1 has waited 1 s for rank(s) 1", "rank 0 waits in barrier #1 (", "rank 1 is in train ("],
+            ["report #2 has waited 1 s for rank(s) 1", "rank 0 waits in report #2 (", "rank 1 is in train ("],
         ),
     ],
 )
@@ -286,7 +286,7 @@ def test_a_rank_that_is_gone_or_hangs_ends_the_others_within_seconds(
             if rank() == 1:
                 open(f"{{OUT}}/at", "w").close()
                 {how}
-            turnout.collective.barrier()
+            report_folder({{"step": 1}}, model="1")
 
         fit(train, name="gone", storage_path=f"{{OUT}}/storage", stall_timeout_s=1, stall_action="fail")
     """
@@ -300,28 +300,39 @@ def test_a_rank_that_is_gone_or_hangs_ends_the_others_within_seconds(
 
 def test_a_job_that_torchrun_restarts_resumes_from_its_newest_commit(tmp_path: Path) -> None:
     body = """
+        from turnout import failpoints
+        from turnout.testing.faults import Fault, Faults
+
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+
         def train():
             checkpoint = turnout.get_checkpoint()
             first = 0
-            if checkpoint is not None:
+            if checkpoint is None:
+                failpoints.arm(Faults([Fault(point="commit.after_upload", action="kill", on_hit=3, rank=1)]).strike)
+            else:
                 with checkpoint.as_directory() as folder, open(os.path.join(folder, "step")) as file:
                     first = int(file.read()) + 1
             for step in range(first, 5):
-                if step == 3 and rank() == 1 and first == 0:
-                    os._exit(1)
-                report_folder({"step": step}, step=str(step))
+                report_folder({"step": step}, step=str(step), **{f"rank-{rank()}-try-{attempt}": ""})
             return first
 
         result = fit(train, name="restarted", storage_path=f"{OUT}/storage", on_existing="error")
-        tell(values=result.return_values, metrics=result.metrics, count=os.environ["TORCHELASTIC_RESTART_COUNT"])
+        tell(values=result.return_values, metrics=result.metrics, attempt=attempt)
     """
     done = torchrun(tmp_path, body, "--max-restarts", "1")
     assert done.returncode == 0, done.stderr
     for each in told(tmp_path):
-        assert (each["values"], each["metrics"], each["count"]) == ([3, 3], {"step": 4}, "1")
-    attempts = json.loads((tmp_path / "storage" / "restarted" / "run.json").read_text())["attempts"]
+        assert (each["values"], each["metrics"], each["attempt"]) == ([2, 2], {"step": 4}, "1")
+    run = tmp_path / "storage" / "restarted"
+    attempts = json.loads((run / "run.json").read_text())["attempts"]
     assert [each["number"] for each in attempts] == [0, 1]
     assert "restart 1 of the job" in attempts[1]["cause"]
+    offered = committed(tmp_path, "restarted")
+    assert offered[:2] == ["checkpoint_000000", "checkpoint_000001"]
+    assert len(offered) == 5
+    files = sorted(os.listdir(run / "checkpoints" / offered[2]))
+    assert files == [".turnout.json", "rank-0-try-1", "rank-1-try-1", "step"], "nothing of the try that was killed"
 
 
 def test_what_cannot_be_meant_under_torchrun_is_refused(tmp_path: Path) -> None:
