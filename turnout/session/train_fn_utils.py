@@ -74,16 +74,12 @@ class TrainFnUtils:
         validation: bool | ValidationTaskConfig = False,
     ) -> None:
         """See `turnout.report`."""
-        plain = plain_metrics(metrics)
         if checkpoint is None and validation is False and not self._meets:
-            self._publish(plain, None)
-        elif checkpoint is None and validation is False:
-            with self._saving:
-                self._outbox.require_open()
-                self._publish(plain, self._checkpoints.save(CheckpointReport(metrics=plain)))
-        else:
+            self._publish(plain_metrics(metrics), None)
+            return
+        try:
             report = _checked(
-                plain,
+                metrics,
                 checkpoint,
                 checkpoint_dir_name,
                 checkpoint_upload_mode,
@@ -91,9 +87,13 @@ class TrainFnUtils:
                 checkpoint_upload_fn,
                 validation,
             )
-            with self._saving:
-                self._outbox.require_open()
-                self._publish(plain, self._checkpoints.save(report))
+        except Exception as problem:
+            if not self._meets:
+                raise
+            report = CheckpointReport(metrics={}, problem=problem)
+        with self._saving:
+            self._outbox.require_open()
+            self._publish(report.metrics, self._checkpoints.save(report))
 
     def _publish(self, plain: dict[str, Any], saved: Saved | None) -> None:
         outbox = self._outbox
@@ -102,7 +102,7 @@ class TrainFnUtils:
                 outbox.require_open()
             outbox.channel.publish(_new_tuple(Reported, (self._rank, outbox.num_reports, plain, saved)))
             outbox.num_reports += 1
-        if logger.isEnabledFor(logging.INFO):
+        if logger.isEnabledFor(logging.INFO) and (self._rank == 0 or not self._meets):  # once for all who met
             logger.info("reported %s%s", plain, "" if saved is None else f" with {saved.checkpoint.path}")
 
     def get_checkpoint(self) -> Checkpoint | None:
@@ -196,7 +196,7 @@ class _ForkedCollective(SoloCollective):
 
 
 def _checked(
-    metrics: dict[str, Any],
+    metrics: Any,
     checkpoint: Any,  # Any: these are what this function checks
     dir_name: Any,
     upload_mode: Any,
@@ -204,6 +204,9 @@ def _checked(
     upload_fn: Any,
     validation: Any,
 ) -> CheckpointReport:
+    plain = plain_metrics(metrics)
+    if checkpoint is None and validation is False:
+        return CheckpointReport(metrics=plain)
     if checkpoint is None:
         raise refused("report(): validation", validation, "validates a checkpoint, and the call carries none")
     if not isinstance(checkpoint, Checkpoint):
@@ -225,7 +228,7 @@ def _checked(
     if not isinstance(validation, (bool, ValidationTaskConfig)):
         raise refused("report(): validation", validation, "takes True, False or a turnout.ValidationTaskConfig")
     return CheckpointReport(
-        metrics=metrics,
+        metrics=plain,
         checkpoint=checkpoint,
         dir_name=dir_name,
         upload_mode=upload_mode,
