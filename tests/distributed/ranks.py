@@ -129,3 +129,5 @@ def command(folder: Path, words: list[str], **options: Any) -> Iterator[Program]
             with suppress(psutil.Error):
                 each.kill()
         process.wait()
+        if process.stdin is not None:
+            process.stdin.close()

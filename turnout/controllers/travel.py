@@ -45,7 +45,7 @@ def dumps_by_value(value: Any) -> bytes:  # Any: whatever the user's program hol
         return file.getvalue()
 
 
-def dumps_work(work: Callable[..., object], parts: Callable[[], Iterator[tuple[str, Any]]]) -> bytes:
+def dumps_work(work: object, parts: Callable[[], Iterator[tuple[str, Any]]]) -> bytes:
     """What a rank is to run, as bytes.
 
     Args:

@@ -11,13 +11,14 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any, ClassVar, Self
 
 from turnout.controllers.base import Controller, Ending, Outcome, RunSpec, Sink, Traits, Worker
 from turnout.controllers.coordinator import Coordinator
 from turnout.controllers.interrupts import signals_handled
 from turnout.controllers.process.client import Server, lent_server
-from turnout.controllers.process.rank import Launch
+from turnout.controllers.process.rank import Launch, Work
 from turnout.controllers.travel import dumps_work
 from turnout.data import check_datasets
 from turnout.environment import TORCHRUN_VARIABLES
@@ -62,7 +63,7 @@ class ProcessController(Controller):
             UsageError: what they are to run cannot be pickled; the text names the variable at fault.
             KeyboardInterrupt: the run was interrupted; no rank is left.
         """
-        work = dumps_work(worker, lambda: _parts(self.spec))
+        work = dumps_work(Work(worker, _function_of(self.spec)), lambda: _parts(self.spec))
         backend = self.spec.backend_config
         preload = {*(backend.preload if backend is not None else ()), *(["torch"] if "torch" in sys.modules else [])}
         try:
@@ -313,6 +314,14 @@ def _how(status: int) -> str:
 
 def _how_rank(status: int) -> str:
     return _how(status) + " before the train function had ended (os._exit?)" * (status >= 0)
+
+
+def _function_of(spec: RunSpec) -> FunctionType | None:
+    function: Any = getattr(spec.train_fn, "function", spec.train_fn)  # Any: whatever can be called
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    return function if isinstance(function, FunctionType) else None
 
 
 def _parts(spec: RunSpec) -> Iterator[tuple[str, Any]]:  # Any: the user's own

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import ctypes
 import multiprocessing.util
 import os
 import signal
 import sys
+import time
 import traceback
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from turnout.controllers.travel import loads
 from turnout.controllers.wire import Address, WireChannel
@@ -20,9 +22,25 @@ from turnout.errors import WorkerGroupError
 from turnout.session.channel import Channel
 from turnout.session.events import Failed, RankInfo
 
-__all__ = ["Launch", "become_rank", "die_with"]
+__all__ = ["Launch", "Work", "become_rank", "die_with"]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_AGAIN_S = 0.01
+_OWN_ROOMS = tuple(
+    f"{__name__.partition('.')[0]}.{room}." for room in ("controllers", "runtime", "session", "storage", "trainer")
+)
+
+
+class Work(NamedTuple):
+    """What a rank runs.
+
+    Args:
+        run: is called with the channel.
+        function: the train function's own, if it is one.
+    """
+
+    run: Callable[[Channel], None]
+    function: Any  # mypy takes a function in a class for a method
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +50,7 @@ class Launch:
     Args:
         ranks: who they are.
         address: of the coordinator.
-        work: what each runs with its channel, pickled.
+        work: the `Work` of each, pickled.
         environment: all variables, but for those of each rank.
         directory: to work in.
         arguments: for ``sys.argv``.
@@ -72,7 +90,8 @@ def become_rank(launch: Launch, rank: int, output: int) -> NoReturn:
     try:
         work = _received(launch.work, channel)
         if work is not None:
-            work(channel)
+            _fill_main(work.function)
+            work.run(channel)
             status = 0
     except SystemExit as leave:
         status = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
@@ -125,9 +144,9 @@ def _take_surroundings(launch: Launch, ranks: RankInfo) -> None:
         sys.modules["numpy"].random.seed()
 
 
-def _received(data: bytes, channel: WireChannel) -> Callable[[Channel], None] | None:
+def _received(data: bytes, channel: WireChannel) -> Work | None:
     try:
-        work: Callable[[Channel], None] = loads(data)
+        work: Work = loads(data)
     except Exception as error:  # whatever the import of a module of the user's raises
         error.add_note("raised on the rank while the train function was received, before it was called")
         channel.publish(Failed(channel.ranks.rank, error, "while the train function was received"))
@@ -135,18 +154,49 @@ def _received(data: bytes, channel: WireChannel) -> Callable[[Channel], None] | 
     return work
 
 
+def _fill_main(function: types.FunctionType | None) -> None:
+    """What the function uses of the user's script stands in the rank's own ``__main__``, where pickle looks for it.
+
+    So the rank's children, such as a pool's, can be sent what is defined there.
+    """
+    if function is not None and function.__module__ == "__main__":
+        given = {name: value for name, value in function.__globals__.items() if not name.startswith("__")}
+        vars(sys.modules["__main__"]).update(given)
+
+
 def _end_when_told(channel: WireChannel) -> None:
-    """SIGTERM from the driver unwinds the train function; it is killed if that takes too long."""
+    """SIGTERM from the driver unwinds the train function; it is killed if that takes too long.
+
+    It raises in the user's code and not in Turnout's own, where it could cut a message, or lose a report that the other
+    ranks know of: there it comes again a moment later. Whoever waits for other ranks there is told so by the driver.
+    """
     rank = os.getpid()
 
-    def end(number: int, frame: Any) -> None:  # Any: as `signal` passes it
+    def end(number: int, frame: types.FrameType | None) -> None:
         if os.getpid() != rank:  # a child of the rank's, such as a data loader's worker
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        elif channel.broken is None:
+        elif channel.broken is None and _is_users(frame):
             raise WorkerGroupError("this rank was told to end")
+        elif channel.broken is None:
+            _thread.start_new_thread(again, ())  # threading's own takes a lock, which this thread may hold
+
+    def again() -> None:
+        time.sleep(_AGAIN_S)
+        os.kill(rank, signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, end)
+
+
+def _is_users(frame: types.FrameType | None) -> bool:
+    """Whether the train function is being run, and nothing of Turnout's that it has called."""
+    are_ours = []
+    while frame is not None and frame.f_code is not become_rank.__code__:
+        are_ours.append(frame.f_globals.get("__name__", "").startswith(_OWN_ROOMS))
+        frame = frame.f_back
+    while are_ours and are_ours[-1]:  # what leads to the train function
+        are_ours.pop()
+    return bool(are_ours) and not any(are_ours)
 
 
 def _leave(channel: WireChannel, status: int) -> NoReturn:
