@@ -1,6 +1,10 @@
 """Train a small network to read handwritten digits: one function, which no track needs changed.
 
-python examples/digits.py
+python examples/digits.py                            # in this process
+torchrun --nproc-per-node 2 examples/digits.py       # on two processes of torchrun's
+TURNOUT_NUM_WORKERS=2 TURNOUT_CONTROLLER=process python examples/digits.py    # on two processes of Turnout's
+
+However many train together, they see the same batches and end at the same loss.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import turnout
 from turnout import Checkpoint, LoggingConfig, Result, RunConfig, ScalingConfig
@@ -36,57 +40,64 @@ def train(config: dict[str, Any]) -> None:
     """The train function: it resumes from the newest checkpoint, and reports one after every epoch."""
     enable_reproducibility(seed=0)
     train_set, held_out = digits()
-    loader = prepare_data_loader(DataLoader(train_set, batch_size=config.get("batch_size", 64), shuffle=True))
-    model = prepare_model(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)))
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.get("lr", 3e-3))
+    network = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    model = prepare_model(network)  # trains the parameters of network, with the other ranks if there are any
+    optimizer = torch.optim.Adam(network.parameters(), lr=config.get("lr", 3e-3))
     first_epoch = 0
 
     checkpoint = turnout.get_checkpoint()
     if checkpoint is not None:
         with checkpoint.as_directory() as folder:
             state = torch.load(os.path.join(folder, "state.pt"), map_location=get_device())
-        model.load_state_dict(state["model"])
+        network.load_state_dict(state["network"])
         optimizer.load_state_dict(state["optimizer"])
         first_epoch = state["epoch"] + 1
 
     for epoch in range(first_epoch, config.get("epochs", 16)):
-        model.train()
-        total = 0.0
-        for images, labels in loader:
+        for images, labels in batches(train_set, config.get("batch_size", 64), epoch):
             loss = nn.functional.cross_entropy(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            total += loss.item()
-        metrics = {"epoch": epoch, "loss": total / len(loader), "accuracy": accuracy(model, held_out)}
+        train_loss, _ = evaluate(network, train_set)
+        _, accuracy = evaluate(network, held_out)
         with tempfile.TemporaryDirectory() as folder:
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
-            torch.save(state, os.path.join(folder, "state.pt"))
+            state = {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+            torch.save(state, os.path.join(folder, "state.pt"))  # the same on every rank, and kept once
+            metrics = {"epoch": epoch, "loss": train_loss, "accuracy": accuracy}
             turnout.report(metrics, checkpoint=Checkpoint.from_directory(folder))
 
 
+def batches(data: TensorDataset, batch_size: int, epoch: int) -> DataLoader[Any]:
+    """This rank's share of an epoch's batches. The epoch alone decides their order, and all ranks share each batch."""
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(epoch))
+    share = batch_size // turnout.get_context().get_world_size()
+    return prepare_data_loader(DataLoader(Subset(data, order.tolist()), batch_size=share, drop_last=True))
+
+
 @torch.no_grad()
-def accuracy(model: nn.Module, data: TensorDataset) -> float:
-    """The share of images that the model reads right."""
-    model.eval()
+def evaluate(network: nn.Module, data: TensorDataset) -> tuple[float, float]:
+    """The loss over all of the data, and the share of images that the network reads right."""
     images, labels = (tensor.to(get_device()) for tensor in data.tensors)
-    return float((model(images).argmax(dim=1) == labels).float().mean())
+    output = network(images)
+    loss = nn.functional.cross_entropy(output, labels)
+    return loss.item(), (output.argmax(dim=1) == labels).float().mean().item()
 
 
 def main() -> Result:
-    """Train in this process, and show what came of it."""
+    """Train, and show what came of it."""
     trainer = TorchTrainer(
         train,
         train_loop_config={"epochs": 16},
-        scaling_config=ScalingConfig(num_workers=0),
+        scaling_config=ScalingConfig(num_workers=0),  # in this process, or in each of torchrun's
         run_config=RunConfig(
-            name="digits",
             callbacks=[ProgressLogger()],
             logging_config=LoggingConfig("WARNING"),  # each report is a line of the progress already
         ),
     )
     result = trainer.fit()
-    show(result)
+    if os.environ.get("RANK", "0") == "0":  # each of torchrun's processes is here, and one of them is enough
+        show(result)
     return result
 
 
@@ -94,9 +105,9 @@ def show(result: Result) -> None:
     """A table of the result, and where to go next."""
     assert result.metrics is not None
     assert result.checkpoint is not None
-    table = Table(title="digits, held out", show_header=False)
-    table.add_row("accuracy", f"{result.metrics['accuracy']:.3f}")
-    table.add_row("loss of the last epoch", f"{result.metrics['loss']:.4f}")
+    table = Table(title="digits", show_header=False)
+    table.add_row("accuracy, held out", f"{result.metrics['accuracy']:.3f}")
+    table.add_row("loss", f"{result.metrics['loss']:.4f}")
     table.add_row("epochs", str(result.metrics["epoch"] + 1))
     with result.checkpoint.as_directory() as folder:
         size = os.path.getsize(os.path.join(folder, "state.pt"))
@@ -105,7 +116,9 @@ def show(result: Result) -> None:
     print(
         "Next: put breakpoint() into train() of examples/digits.py and run\n"
         "  .venv/bin/python examples/digits.py\n"
-        "The function runs in that very process, so the debugger stops in it.\n"
+        "The function runs in that very process, so the debugger stops in it. Or train on two processes:\n"
+        "  .venv/bin/torchrun --nproc-per-node 2 examples/digits.py\n"
+        "  TURNOUT_NUM_WORKERS=2 TURNOUT_CONTROLLER=process .venv/bin/python examples/digits.py\n"
         "README.md shows its unit test, and ARCHITECTURE.md is the map of the code."
     )
 
