@@ -15,8 +15,11 @@ from turnout.environment import VARIABLES
 ROOT = Path(__file__).parents[2]
 
 
-def run(*command: str, cwd: Path = ROOT) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def run(*command: str, cwd: Path = ROOT, **variables: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
     done = subprocess.run(
         [sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=55, check=False
     )
@@ -24,12 +27,68 @@ def run(*command: str, cwd: Path = ROOT) -> str:
     return done.stdout
 
 
-def test_digits_reads_held_out_digits() -> None:
-    output = run("examples/digits.py")
-    accuracy = re.search(r"accuracy\s+│ (\d\.\d+)", output)
-    assert accuracy is not None, output
-    assert float(accuracy[1]) > 0.95
-    assert "Next:" in output
+@pytest.fixture(scope="module")
+def digits_in_process() -> str:
+    return run("examples/digits.py")
+
+
+def progress(output: str) -> list[list[float]]:
+    """Epoch, loss and accuracy of each line of the progress."""
+    lines = re.findall(r"^ +(\d+) +(\S+) +(\S+) +\S+  checkpoint_\d+$", output, re.MULTILINE)
+    return [[float(cell) for cell in line] for line in lines]
+
+
+def test_digits_reads_held_out_digits(digits_in_process: str) -> None:
+    assert [epoch for epoch, _, _ in progress(digits_in_process)] == list(range(16))
+    assert progress(digits_in_process)[-1][2] > 0.95
+    assert digits_in_process.count("Next:") == 1
+
+
+def test_digits_comes_to_the_same_losses_under_torchrun(digits_in_process: str) -> None:
+    output = run(*TORCHRUN, "examples/digits.py")
+    assert progress(output) == [pytest.approx(line, rel=1e-3) for line in progress(digits_in_process)]
+    assert output.count("Next:") == 1
+
+
+def test_digits_comes_to_the_same_losses_on_forked_ranks(digits_in_process: str, tmp_path: Path) -> None:
+    output = run(
+        "examples/digits.py",
+        TURNOUT_NUM_WORKERS="2",
+        TURNOUT_CONTROLLER="process",
+        TURNOUT_STORAGE_PATH=str(tmp_path),
+    )
+    assert progress(output) == [pytest.approx(line, rel=1e-3) for line in progress(digits_in_process)]
+    assert output.count("Next:") == 1
+    (checkpoint,) = tmp_path.glob("*/checkpoints/checkpoint_000015")
+    assert sorted(path.name for path in checkpoint.iterdir()) == [".turnout.json", "state.pt"], "kept once"
+
+
+def test_shards_of_two_ranks_are_loaded_by_one_and_by_three() -> None:
+    lines = run("examples/fsdp_checkpoint.py").splitlines()
+    saved, *loaded = (re.fullmatch(r"(\d) rank.*; epoch (\d), loss (\S+)", line) for line in lines)
+    assert saved is not None
+    assert saved.groups()[:2] == ("2", "1")
+    for line, each, ranks in zip(lines[1:], loaded, ("1", "3"), strict=True):
+        assert each is not None, line
+        assert each.groups()[:2] == (ranks, "3")
+        assert "loaded the same weights" in line
+        assert float(each[3]) < float(saved[3])
+
+
+def test_a_script_for_torchrun_runs_on_one_process() -> None:
+    output = run("examples/under_torchrun.py")
+    assert re.search(r"^rank 0: loss 0\.\d+; model.pt in memory$", output, re.MULTILINE), output
+
+
+@pytest.mark.parametrize("is_stored", [False, True], ids=["in memory", "stored"])
+def test_a_script_for_torchrun_runs_on_two_processes(is_stored: bool, tmp_path: Path) -> None:
+    variables = {"TURNOUT_STORAGE_PATH": str(tmp_path)} if is_stored else {}
+    output = run(*TORCHRUN, "examples/under_torchrun.py", cwd=ROOT, **variables)
+    place = "stored" if is_stored else "in memory"
+    losses = re.findall(rf"^rank \d: loss (\S+); model.pt {place}$", output, re.MULTILINE)
+    assert len(losses) == 2, output
+    assert losses[0] == losses[1]
+    assert len(list(tmp_path.glob("*/checkpoints/*/model.pt"))) == (4 if is_stored else 0)
 
 
 def test_resume_goes_on_where_it_was_killed(tmp_path: Path) -> None:
