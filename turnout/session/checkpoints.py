@@ -35,6 +35,8 @@ class CheckpointReport:
         delete_local: whether the caller's folder is removed once it is safe; None leaves it to the mode.
         upload_fn: uploads in place of Turnout.
         validation: whether, and with which arguments, the checkpoint is validated.
+        problem: what is wrong with the call's arguments; where a report is a meeting, the others are told before it is
+            raised, so that all ranks stay in step.
     """
 
     metrics: dict[str, Any]  # Any: a metric is whatever JSON can hold
@@ -44,6 +46,7 @@ class CheckpointReport:
     delete_local: bool | None = None
     upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None
     validation: bool | ValidationTaskConfig = False
+    problem: Exception | None = None
 
 
 class Checkpoints(Protocol):

@@ -208,6 +208,8 @@ class StoredCheckpoints:
     def _save_with_others(self, report: CheckpointReport) -> Saved | None:
         offer, problem = None, None
         try:
+            if report.problem is not None:
+                raise report.problem
             if report.checkpoint is not None:
                 validation = self._checked(report)
                 offer = _Offer(report.upload_mode, report.dir_name, validation)
@@ -247,7 +249,7 @@ class StoredCheckpoints:
         problems = {rank: each.problem for rank, each in enumerate(told) if each is not None and each.problem}
         if problems:
             text = "; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items())
-            raise CheckpointError(f"report(): nothing is committed, as another rank cannot report: {text}")
+            raise CheckpointError(f"report(): nothing is reported, as another rank cannot: {text}")
         if any(each is not None and each.has_failed for each in told):
             self._uploads.drain(UPLOAD)  # one that fails on one rank fails on all
             self._raise_earlier_failure()
@@ -306,12 +308,10 @@ class StoredCheckpoints:
         self, request: CommitRequest, delete: bool, validation: ValidationTaskConfig | None, name: str | None
     ) -> Saved:
         run, source, rank = self._plan.run, request.checkpoint, self._collective.rank
-        staged = None
-        if source is not None:
-            staged = stage(run, source, name=f"{request.attempt}-{request.index}", rank=rank, move=delete)
-            failpoint("report.after_stage", rank)
-            if delete and source.is_local:
-                remove_tree(source.path)
+        staged = self._stage(request, move=delete)
+        failpoint("report.after_stage", rank)
+        if delete and source is not None and source.is_local:
+            remove_tree(source.path)  # now that all have what they need of it: it may be another rank's folder too
         later = replace(request, checkpoint=staged, staged=True, move=True)
         meeting = self._collective.branch(UPLOAD)
 
@@ -328,6 +328,32 @@ class StoredCheckpoints:
         self._uploads.submit(UPLOAD, upload, max_pending=self._plan.config.max_pending_uploads)
         folder = run.checkpoint_path(name or checkpoint_name(request.index, request.attempt))
         return Saved(checkpoint_of(folder), is_committed=False, validation=validation)
+
+    def _stage(self, request: CommitRequest, *, move: bool) -> Checkpoint | None:
+        """Take the files aside, on all ranks or on none: who cannot has no part in the commit that is to come."""
+        rank, staged = self._collective.rank, None
+        problem: Exception | None = None
+        if request.checkpoint is not None:
+            name = f"{request.attempt}-{request.index}"
+            try:
+                staged = stage(self._plan.run, request.checkpoint, name=name, rank=rank, move=move)
+            except Exception as error:  # it is told to the others, and raised when they have heard of it
+                problem = error
+        if self._meets:
+            told = self._collective.gather(
+                "staged", None if problem is None else f"{type(problem).__name__}: {problem}"
+            )
+        else:
+            told = []
+        others = {each: text for each, text in enumerate(told) if text is not None and each != rank}
+        if (problem is not None or others) and staged is not None:
+            remove_tree(staged.path)
+        if problem is not None:
+            raise problem
+        if others:
+            shown = "; ".join(f"rank {each}: {text}" for each, text in others.items())
+            raise CheckpointError(f"report(): checkpoint {request.index} is not committed: {shown}")
+        return staged
 
     def _commit(self, request: CommitRequest, validation: ValidationTaskConfig | None, meeting: Collective) -> Saved:
         run = self._plan.run

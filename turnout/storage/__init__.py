@@ -1,8 +1,8 @@
 """A run's folder: storing, committing, keeping and reading back, all without knowing of sessions or controllers.
 
 Places
-    `StorageLocation` is a path on some filesystem, with the few operations that are safe to be cut off (`remove_tree` is
-    one for local folders);
+    `StorageLocation` is a path on some filesystem, with the few operations that are safe to be cut off, as is
+    `remove_tree` for local folders;
     `RunFolder` knows what lies where in a run's folder, and counts its attempts in ``run.json``;
     `Lease` gives a run to one driver at a time.
 

@@ -274,7 +274,8 @@ class _Commit:
             self.name = name or checkpoint_name(request.index, request.attempt)
             self._make_way()
         paths = None if checkpoint is None else [(file.path, file.size) for file in files]
-        return files, {"name": name, "paths": paths, "is_first": self.meeting.rank == 0}
+        by_others = checkpoint is not None and request.counts_as_written_by_others
+        return files, {"name": name, "paths": paths, "by_others": by_others}
 
     def _make_way(self) -> None:
         """Rank 0, before any rank writes: the name is free, or taken by what was never finished."""
@@ -352,12 +353,13 @@ class _Commit:
         run, request = self.run_folder, self.request
         folder = run.checkpoint_path(self.name)
         entries = [entry for entries in written_by for entry in entries]
-        if request.counts_as_written_by_others:
+        by_others = [rank for rank, each in enumerate(told_by) if each["by_others"]]
+        if by_others:
             if request.in_place and read_record(folder) is not None:
                 self.may_clean = False
                 raise UsageError(f"report(): {folder} is a committed checkpoint already")
-            by = next(rank for rank, each in enumerate(told_by) if each["paths"] is not None)
-            entries = list(_found(folder, by))
+            known = {entry.path for entry in entries}
+            entries += [entry for entry in _found(folder, by_others[0]) if entry.path not in known]
         record = CommitRecord(
             name=self.name,
             run=run.name,
