@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import turnout
-from tests.contract.tracks import Track, report_folder, text_in
-from turnout import Checkpoint, RunConfig, TrainRunContext, UsageError, UserCallback
+import turnout.collective
+from tests.contract.tracks import Recorder, Track, rank, report_folder
+from turnout import RunConfig, UsageError, UserCallback
 
 
-class Recorder(UserCallback):
-    def __init__(self) -> None:
-        self.reports: list[tuple[list[dict[str, Any]], Checkpoint | None]] = []
-        self.contexts: list[TrainRunContext] = []
-
-    def after_report(
-        self, run_context: TrainRunContext, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None
-    ) -> None:
-        self.contexts.append(run_context)
-        self.reports.append((metrics, checkpoint))
-
-
-def test_a_callback_sees_every_report_with_the_metrics_of_every_rank(track: Track) -> None:
+def test_a_callback_sees_every_report_with_the_metrics_of_every_rank(track: Track, tmp_path: Path) -> None:
     recorder = Recorder()
 
     def train() -> None:
-        turnout.report({"step": 0})
-        report_folder({"step": 1}, {"model": "one"})
+        turnout.report({"step": 0, "rank": rank()})
+        report_folder({"step": 1, "rank": rank()}, {"model": "one"})
 
-    track.fit(train, run_config=RunConfig(callbacks=[recorder]))
-    assert [metrics for metrics, _ in recorder.reports] == [
-        [{"step": 0}] * track.world_size,
-        [{"step": 1}] * track.world_size,
+    track.fit(train, run_config=RunConfig(storage_path=tmp_path, callbacks=[recorder]))
+    assert recorder.reports == [
+        ([{"step": 0, "rank": each} for each in range(track.world_size)], None),
+        ([{"step": 1, "rank": each} for each in range(track.world_size)], {"model": "one"}),
     ]
-    assert recorder.reports[0][1] is None
-    assert text_in(recorder.reports[1][1], "model") == "one"
 
 
 def test_a_callback_is_told_of_the_run(track: Track) -> None:
@@ -71,6 +59,20 @@ def test_a_callback_that_raises_is_logged_and_ends_nothing(track: Track, caplog:
     assert "RuntimeError: broken too" in caplog.text
 
 
+def test_a_callback_is_told_of_a_failure_with_the_exceptions_by_rank(track: Track) -> None:
+    recorder = Recorder()
+
+    def train() -> None:
+        if rank() == track.world_size - 1:
+            raise ValueError("the last rank's")
+        turnout.collective.barrier()
+
+    with pytest.raises(ValueError, match="the last rank's"):
+        track.fit(train, run_config=RunConfig(callbacks=[recorder]))
+    assert len(recorder.failures) == 1
+    assert isinstance(recorder.failures[0][track.world_size - 1], ValueError)
+
+
 def test_what_a_callback_does_to_its_metrics_changes_nothing(track: Track) -> None:
     class Meddler(UserCallback):
         def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
@@ -85,15 +87,17 @@ def test_what_a_callback_does_to_its_metrics_changes_nothing(track: Track) -> No
 
 
 def test_a_callback_stands_outside_the_session(track: Track) -> None:
-    texts: list[str] = []
-
     class Curious(UserCallback):
+        def __init__(self) -> None:
+            self.texts: list[str] = []
+
         def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
             try:
                 turnout.report({"from": "callback"})
             except UsageError as error:
-                texts.append(str(error))
+                self.texts.append(str(error))
 
-    result = track.fit(lambda: turnout.report({"x": 1}), run_config=RunConfig(callbacks=[Curious()]))
-    assert "only inside a train function" in texts[0]
+    curious = Curious()
+    result = track.fit(lambda: turnout.report({"x": 1}), run_config=RunConfig(callbacks=[curious]))
+    assert "only inside a train function" in curious.texts[0]
     assert result.metrics == {"x": 1}

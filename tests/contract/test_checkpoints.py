@@ -1,11 +1,8 @@
-"""What `get_checkpoint` gives, and how long a reported checkpoint lives, on every track."""
+"""What `get_checkpoint` gives, and which folders can be reported, on every track."""
 
 from __future__ import annotations
 
-import copy
-import gc
 import os
-import pickle
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ from turnout import Checkpoint, CheckpointError, FailureConfig, RunConfig, Usage
 
 
 def test_there_is_no_checkpoint_before_the_first_report(track: Track) -> None:
-    assert track.fit(lambda: turnout.get_checkpoint() is None).return_value is True
+    assert track.fit(lambda: turnout.get_checkpoint() is None).return_values == track.on_every_rank(True)
 
 
 def test_a_checkpoint_from_a_temporary_folder_is_readable_after_the_folder_is_gone(track: Track) -> None:
@@ -26,50 +23,11 @@ def test_a_checkpoint_from_a_temporary_folder_is_readable_after_the_folder_is_go
         return text_in(turnout.get_checkpoint(), "model")
 
     result = track.fit(train)
-    assert result.return_value == "one"
+    assert result.return_values == track.on_every_rank("one")
     assert text_in(result.checkpoint, "model") == "one"
 
 
-def test_the_checkpoint_alone_outlives_the_result_and_goes_with_its_last_handle(track: Track) -> None:
-    checkpoint = track.fit(lambda: report_folder({}, {"model": "kept"})).checkpoint
-    gc.collect()
-    assert checkpoint is not None
-    assert text_in(checkpoint, "model") == "kept"
-    second, third = copy.copy(checkpoint), copy.deepcopy({"c": checkpoint})["c"]
-    path = checkpoint.path
-    del checkpoint, second
-    gc.collect()
-    assert text_in(third, "model") == "kept"
-    del third
-    gc.collect()
-    assert not os.path.exists(path)
-
-
-def test_a_checkpoint_that_was_pickled_lives_until_the_process_ends(track: Track) -> None:
-    checkpoint = track.fit(lambda: report_folder({}, {"model": "kept"})).checkpoint
-    data = pickle.dumps(checkpoint)
-    del checkpoint
-    gc.collect()
-    assert text_in(pickle.loads(data), "model") == "kept"
-
-
-def test_older_checkpoints_of_a_run_in_memory_leave_no_files(track: Track) -> None:
-    def train() -> list[str]:
-        paths = []
-        for step in range(3):
-            report_folder({"step": step}, {"model": str(step)})
-            checkpoint = turnout.get_checkpoint()
-            assert checkpoint is not None
-            paths.append(checkpoint.path)
-            del checkpoint
-        return paths
-
-    result = track.fit(train)
-    gc.collect()
-    assert [os.path.exists(path) for path in result.return_value] == [False, False, True]
-
-
-def test_the_next_attempt_resumes_from_the_last_checkpoint(track: Track) -> None:
+def test_the_next_attempt_resumes_from_the_last_checkpoint(retrying_track: Track) -> None:
     def train() -> int:
         checkpoint = turnout.get_checkpoint()
         start = 0 if checkpoint is None else int(text_in(checkpoint, "step")) + 1
@@ -79,8 +37,9 @@ def test_the_next_attempt_resumes_from_the_last_checkpoint(track: Track) -> None
             report_folder({"step": step}, {"step": str(step)})
         return start
 
-    result = track.fit(train, run_config=RunConfig(failure_config=FailureConfig(max_failures=1)))
-    assert result.return_value == 2
+    run_config = RunConfig(failure_config=FailureConfig(max_failures=1))
+    result = retrying_track.fit(train, run_config=run_config)
+    assert result.return_values == retrying_track.on_every_rank(2)
     assert text_in(result.checkpoint, "step") == "3"
 
 
@@ -93,19 +52,7 @@ def test_a_run_starts_from_the_checkpoint_that_it_is_given(track: Track, tmp_pat
         return before, text_in(turnout.get_checkpoint(), "model")
 
     result = track.fit(train, resume_from_checkpoint=Checkpoint(tmp_path))
-    assert result.return_value == ("given", "own")
-
-
-def test_a_run_in_memory_tracks_no_checkpoints(track: Track) -> None:
-    def train() -> list[turnout.ReportedCheckpoint]:
-        report_folder({}, {"model": "m"})
-        return turnout.get_all_reported_checkpoints()
-
-    result = track.fit(train)
-    assert result.return_value == []
-    assert result.path is None
-    assert result.best_checkpoints is None
-    assert result.metrics_dataframe is None
+    assert result.return_values == track.on_every_rank(("given", "own"))
 
 
 def test_a_wrong_consistency_mode_is_refused(track: Track) -> None:
@@ -126,7 +73,7 @@ def test_a_checkpoint_name_that_was_given_before_is_refused_and_the_first_is_unt
         assert os.path.basename(checkpoint.path) == "epoch-1"
         return text_in(checkpoint, "model")
 
-    assert track.fit(train).return_value == "first"
+    assert track.fit(train).return_values == track.on_every_rank("first")
 
 
 def test_folders_names_and_links_of_every_kind_are_kept(track: Track, tmp_path: Path) -> None:

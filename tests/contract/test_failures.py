@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import traceback
-from typing import Any
+from pathlib import Path
 
 import pytest
 
 import turnout
-from tests.contract.tracks import Track, report_folder, text_in
-from turnout import FailureConfig, RunConfig, TrainingFailedError, UsageError, UserCallback, WorkerGroupError
+import turnout.collective
+from tests.contract.tracks import Recorder, Track, is_first_time, rank, report_folder, text_in
+from turnout import FailureConfig, RunConfig, TrainingFailedError, UsageError, WorkerGroupError
 
 
 class NeedsTwoArguments(Exception):
@@ -25,28 +27,35 @@ def raises_value_error() -> None:
     raise ValueError("real cause")
 
 
+def last_rank_raises() -> None:
+    if rank() == turnout.get_context().get_world_size() - 1:
+        raise ValueError("real cause")
+    turnout.collective.barrier()
+
+
 def test_what_the_function_raised_is_caught_as_its_own_class_and_as_turnouts(track: Track) -> None:
     for expected in (ValueError, TrainingFailedError, WorkerGroupError):
         with pytest.raises(expected, match="real cause"):
             track.fit(raises_value_error)
 
 
-def test_the_tracebacks_last_frame_is_the_users_line(track: Track) -> None:
+def test_the_error_shows_the_users_line(track: Track) -> None:
     with pytest.raises(ValueError, match="real cause") as caught:
         track.fit(raises_value_error)
-    last = traceback.extract_tb(caught.value.__traceback__)[-1]
-    assert (last.name, last.line) == ("raises_value_error", 'raise ValueError("real cause")')
+    shown = "".join(traceback.format_exception(caught.value))
+    assert f'File "{__file__}", line' in shown
+    assert "in raises_value_error" in shown
 
 
 def test_the_error_names_rank_attempt_and_run_and_maps_ranks_to_their_own_exceptions(track: Track) -> None:
     with pytest.raises(WorkerGroupError) as caught:
-        track.fit(raises_value_error, run_config=RunConfig(name="named"))
-    notes = "\n".join(caught.value.__notes__)
-    assert "rank 0 in attempt 0 of run 'named'" in notes
-    assert {rank: type(error) for rank, error in caught.value.worker_failures.items()} == {0: ValueError}
+        track.fit(last_rank_raises, run_config=RunConfig(name="named"))
+    last = track.world_size - 1
+    assert f"rank {last} in attempt 0 of run 'named'" in "\n".join(caught.value.__notes__)
+    assert isinstance(caught.value.worker_failures[last], ValueError)
 
 
-def test_an_exception_with_arguments_of_its_own_arrives_whole_and_pickles(track: Track) -> None:
+def test_d05_an_exception_with_arguments_of_its_own_arrives_whole(track: Track) -> None:
     def train() -> None:
         raise NeedsTwoArguments(7, "loader")
 
@@ -88,70 +97,63 @@ def test_an_exception_group_is_the_cause_of_a_plain_error(track: Track) -> None:
     assert isinstance(caught.value.__cause__, ExceptionGroup)
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_and_an_exit_leave_as_they_are_unretried(track: Track, kind: type[BaseException]) -> None:
-    calls: list[int] = []
-
-    def train() -> None:
-        calls.append(1)
-        raise kind(3)
-
-    with pytest.raises(kind) as caught:
-        track.fit(train, run_config=RunConfig(failure_config=FailureConfig(max_failures=3)))
-    assert type(caught.value) is kind
-    assert len(calls) == 1
-
-
-class Recorder(UserCallback):
-    def __init__(self) -> None:
-        self.exceptions: list[dict[int, BaseException]] = []
-
-    def after_exception(self, run_context: Any, worker_exceptions: dict[int, BaseException]) -> None:
-        self.exceptions.append(worker_exceptions)
-
-
-def test_max_failures_is_honoured_and_each_failure_is_called_back(track: Track) -> None:
+def test_max_failures_is_honoured_and_each_failure_is_called_back(retrying_track: Track) -> None:
     recorder = Recorder()
+    run_config = RunConfig(failure_config=FailureConfig(max_failures=2), callbacks=[recorder])
     with pytest.raises(ValueError, match="real cause") as caught:
-        track.fit(
-            raises_value_error,
-            run_config=RunConfig(failure_config=FailureConfig(max_failures=2), callbacks=[recorder]),
-        )
-    assert [{rank: type(error) for rank, error in each.items()} for each in recorder.exceptions] == [
-        {0: ValueError}
-    ] * 3
+        retrying_track.fit(last_rank_raises, run_config=run_config)
+    last = retrying_track.world_size - 1
+    assert [type(failures[last]) for failures in recorder.failures] == [ValueError] * 3
     assert "training failure 3, with 2 allowed" in "\n".join(caught.value.__notes__)
 
 
-def test_a_run_that_succeeds_on_a_retry_succeeds(track: Track) -> None:
+def test_a_run_that_succeeds_on_a_retry_succeeds(retrying_track: Track) -> None:
     def train() -> str:
         if turnout.get_checkpoint() is None:
             report_folder({"attempt": 0}, {"model": "saved"})
             raise RuntimeError("once")
         return text_in(turnout.get_checkpoint(), "model")
 
-    result = track.fit(train, run_config=RunConfig(failure_config=FailureConfig(max_failures=-1)))
-    assert result.return_value == "saved"
+    run_config = RunConfig(failure_config=FailureConfig(max_failures=-1))
+    result = retrying_track.fit(train, run_config=run_config)
+    assert result.return_values == retrying_track.on_every_rank("saved")
     assert result.metrics == {"attempt": 0}
 
 
 def test_the_same_exception_at_the_same_line_before_any_report_is_called_deterministic(
-    track: Track, caplog: pytest.LogCaptureFixture
+    retrying_track: Track, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ValueError, match="real cause") as caught:
-        track.fit(raises_value_error, run_config=RunConfig(failure_config=FailureConfig(max_failures=1)))
+        retrying_track.fit(last_rank_raises, run_config=RunConfig(failure_config=FailureConfig(max_failures=1)))
     assert "deterministic" in "\n".join(caught.value.__notes__)
     assert "it starts again now, from its beginning" in caplog.text
 
 
-def test_an_exception_after_a_report_is_not_called_deterministic(track: Track) -> None:
+def test_an_exception_after_a_report_is_not_called_deterministic(retrying_track: Track) -> None:
     def train() -> None:
         turnout.report({"x": 1})
         raise ValueError("late")
 
     with pytest.raises(ValueError, match="late") as caught:
-        track.fit(train, run_config=RunConfig(failure_config=FailureConfig(max_failures=2)))
+        retrying_track.fit(train, run_config=RunConfig(failure_config=FailureConfig(max_failures=2)))
     assert "deterministic" not in "\n".join(caught.value.__notes__)
+
+
+def test_every_rank_begins_anew_in_the_next_attempt(retrying_track: Track, tmp_path: Path) -> None:
+    def train() -> list[int]:
+        if is_first_time(tmp_path):
+            turnout.report({"attempt": 0})
+            raise RuntimeError("once")
+        turnout.report({"attempt": 1})
+        return [rank(), turnout.get_context().get_world_size()]
+
+    recorder = Recorder()
+    run_config = RunConfig(failure_config=FailureConfig(max_failures=1), callbacks=[recorder])
+    result = retrying_track.fit(train, run_config=run_config)
+    size = retrying_track.world_size
+    assert result.return_values == [[each, size] for each in range(size)]
+    assert result.metrics == {"attempt": 1}
+    assert [metrics for metrics, _ in recorder.reports] == [[{"attempt": each}] * size for each in range(2)]
 
 
 def test_an_error_of_turnouts_own_in_the_function_keeps_its_class(track: Track) -> None:
@@ -165,12 +167,12 @@ def test_an_error_of_turnouts_own_in_the_function_keeps_its_class(track: Track) 
 
 def test_the_error_pickles_with_its_class(track: Track) -> None:
     with pytest.raises(ValueError, match="real cause") as caught:
-        track.fit(raises_value_error)
+        track.fit(last_rank_raises)
     copy = pickle.loads(pickle.dumps(caught.value))
     assert isinstance(copy, ValueError)
     assert isinstance(copy, WorkerGroupError)
     assert str(copy) == "real cause"
-    assert isinstance(copy.worker_failures[0], ValueError)
+    assert isinstance(copy.worker_failures[track.world_size - 1], ValueError)
 
 
 def test_an_exception_whose_attributes_cannot_be_set_is_told_all_the_same(track: Track) -> None:
@@ -195,3 +197,16 @@ def test_an_exception_whose_text_raises_is_told_all_the_same(track: Track) -> No
 
     with pytest.raises(WorkerGroupError, match="Broken: 'the cause'"):
         track.fit(train, run_config=RunConfig(failure_config=FailureConfig(max_failures=1)))
+
+
+def test_an_exception_that_does_not_pickle_is_told_by_its_class_and_text(track: Track) -> None:
+    def train() -> None:
+        error = RuntimeError("holds a pipe")
+        error.pipe = open(os.devnull)  # type: ignore[attr-defined]  # noqa: SIM115
+        try:
+            raise error
+        finally:
+            error.pipe.close()  # type: ignore[attr-defined]
+
+    with pytest.raises(WorkerGroupError, match="holds a pipe"):
+        track.fit(train)

@@ -14,7 +14,7 @@ import torch
 
 import turnout
 from tests.contract.tracks import Track, report_folder, text_in
-from turnout import Checkpoint, CheckpointNotFoundError, CheckpointUploadMode, UsageError, ValidationTaskConfig
+from turnout import Checkpoint, CheckpointNotFoundError, UsageError, UserCallback
 
 
 def test_the_result_holds_the_last_metrics_of_a_run_that_reports_no_checkpoint(track: Track) -> None:
@@ -38,7 +38,7 @@ def test_a_report_without_a_checkpoint_never_forgets_the_last_one(track: Track) 
         return text_in(turnout.get_checkpoint(), "model")
 
     result = track.fit(train)
-    assert result.return_value == "zero"
+    assert result.return_values == track.on_every_rank("zero")
     assert result.metrics == {"step": 1}
     assert text_in(result.checkpoint, "model") == "zero"
 
@@ -121,11 +121,10 @@ _CYCLE["self"] = _CYCLE
 def test_metrics_that_json_cannot_hold_are_refused_where_they_are_reported(
     track: Track, metrics: Any, named: str
 ) -> None:
-    def train() -> str:
-        with pytest.raises(UsageError, match=named) as caught:
+    def train() -> None:
+        with pytest.raises(UsageError, match=named):
             turnout.report(metrics)
         turnout.report({"after": 1})
-        return str(caught.value)
 
     assert track.fit(train).metrics == {"after": 1}
 
@@ -179,7 +178,7 @@ def test_reports_from_a_thread_of_the_train_function_count(track: Track) -> None
 
 
 def test_reports_from_four_threads_at_once_lose_none(track: Track) -> None:
-    class Counter(turnout.UserCallback):
+    class Counter(UserCallback):
         count = 0
 
         def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
@@ -189,7 +188,7 @@ def test_reports_from_four_threads_at_once_lose_none(track: Track) -> None:
 
     def train() -> None:
         def work() -> None:
-            for _ in range(2_500):
+            for _ in range(500):
                 turnout.report({"x": 1})
 
         threads = [threading.Thread(target=work) for _ in range(4)]
@@ -199,29 +198,7 @@ def test_reports_from_four_threads_at_once_lose_none(track: Track) -> None:
             thread.join()
 
     track.fit(train, run_config=turnout.RunConfig(callbacks=[counter]))
-    assert counter.count == 10_000
-
-
-def test_upload_arguments_in_a_run_in_memory_have_no_effect_and_are_warned_of_once(
-    track: Track, caplog: pytest.LogCaptureFixture
-) -> None:
-    def train() -> None:
-        for _ in range(2):
-            report_folder(
-                {"x": 1},
-                {"model": "m"},
-                checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
-                checkpoint_upload_fn=lambda checkpoint, name: checkpoint,
-                validation=ValidationTaskConfig(),
-                delete_local_checkpoint_after_upload=True,
-            )
-
-    result = track.fit(train)
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warnings) == 1
-    for name in ("upload_mode", "upload_fn", "validation", "delete_local", "RunConfig(storage_path=...)"):
-        assert name in warnings[0]
-    assert text_in(result.checkpoint, "model") == "m"
+    assert counter.count == 2_000
 
 
 def test_reports_are_logged_at_info(track: Track, caplog: pytest.LogCaptureFixture) -> None:

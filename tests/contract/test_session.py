@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import os
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import turnout
 import turnout.collective
-from tests.contract.tracks import Track
+from tests.contract.tracks import Track, rank
 from turnout import RunConfig, UsageError
 from turnout.session import active
 
@@ -68,39 +67,38 @@ def test_the_context_says_where_the_function_runs(track: Track) -> None:
             "is_distributed": active().is_distributed(),
         }
 
-    assert track.fit(train, run_config=RunConfig(name="named")).return_value == {
-        "world_size": track.world_size,
-        "rank": 0,
-        "local_rank": 0,
-        "local_world_size": track.world_size,
-        "node_rank": 0,
-        "name": "named",
-        "preemption": None,
-        "is_distributed": False,
-    }
+    assert track.fit(train, run_config=RunConfig(name="named")).return_values == [
+        {
+            "world_size": track.world_size,
+            "rank": each,
+            "local_rank": each,
+            "local_world_size": track.world_size,
+            "node_rank": 0,
+            "name": "named",
+            "preemption": None,
+            "is_distributed": track.is_distributed,
+        }
+        for each in range(track.world_size)
+    ]
 
 
-def test_a_run_without_a_name_gets_one_of_its_own(track: Track) -> None:
+def test_a_run_without_a_name_gets_one_of_its_own_that_all_ranks_know(track: Track) -> None:
     def name() -> str:
         return turnout.get_context().get_experiment_name()
 
-    assert track.fit(name).return_value != track.fit(name).return_value
+    first, second = (track.fit(name).return_values for _ in range(2))
+    assert first == track.on_every_rank(first[0])
+    assert second == track.on_every_rank(second[0])
+    assert first != second
 
 
-def test_a_run_in_memory_has_no_storage_and_says_how_to_get_one(track: Track) -> None:
-    def train() -> None:
-        with pytest.raises(NotImplementedError, match=r"RunConfig\(storage_path=\.\.\.\)"):
-            turnout.get_context().get_storage()
-
-    track.fit(train)
-
-
-def test_one_rank_meets_itself(track: Track) -> None:
-    def train() -> object:
+def test_a_broadcast_gives_every_rank_what_rank_zero_has(track: Track) -> None:
+    def train() -> list[object]:
         turnout.collective.barrier()
-        return turnout.collective.broadcast_from_rank_zero({"from": "zero"})
+        return [turnout.collective.broadcast_from_rank_zero({"from": rank(), "step": step}) for step in range(2)]
 
-    assert track.fit(train).return_value == {"from": "zero"}
+    expected = [{"from": 0, "step": step} for step in range(2)]
+    assert track.fit(train).return_values == track.on_every_rank(expected)
 
 
 def test_a_thread_of_the_train_function_shares_its_session(track: Track) -> None:
@@ -116,31 +114,7 @@ def test_a_thread_of_the_train_function_shares_its_session(track: Track) -> None
         thread.join()
         return seen
 
-    assert track.fit(train).return_value == [track.world_size]
-
-
-def test_a_thread_that_outlives_the_run_can_report_no_more() -> None:
-    release, errors = threading.Event(), []
-
-    def train() -> threading.Thread:
-        def late() -> None:
-            release.wait()
-            for _ in range(2):
-                try:
-                    turnout.report({"late": 1})
-                except UsageError as error:
-                    errors.append(str(error))
-
-        thread = threading.Thread(target=contextvars.copy_context().run, args=(late,))
-        thread.start()
-        return thread
-
-    track = Track("in-process", turnout.ScalingConfig(num_workers=0), 1)
-    thread = track.fit(train).return_value
-    release.set()
-    thread.join()
-    assert len(errors) == 2
-    assert "has ended" in errors[0]
+    assert track.fit(train).return_values == track.on_every_rank([track.world_size])
 
 
 def test_fit_inside_a_train_function_is_refused_and_the_outer_run_goes_on(track: Track) -> None:
@@ -150,21 +124,20 @@ def test_fit_inside_a_train_function_is_refused_and_the_outer_run_goes_on(track:
         turnout.report({"x": 1})
         return turnout.get_context().get_experiment_name()
 
-    assert track.fit(train, run_config=RunConfig(name="outer")).return_value == "outer"
+    result = track.fit(train, run_config=RunConfig(name="outer"))
+    assert result.return_values == track.on_every_rank("outer")
 
 
 def test_two_runs_on_two_threads_do_not_meet(track: Track) -> None:
-    both = threading.Barrier(2)
     results: dict[str, Any] = {}
 
-    def run(name: str) -> None:
-        def train() -> str:
-            both.wait()
-            for step in range(100):
-                turnout.report({"name": name, "step": step})
-            both.wait()
-            return turnout.get_context().get_experiment_name()
+    def train() -> str:
+        name = turnout.get_context().get_experiment_name()
+        for step in range(20):
+            turnout.report({"name": name, "step": step})
+        return name
 
+    def run(name: str) -> None:
         results[name] = track.fit(train, run_config=RunConfig(name=name))
 
     threads = [threading.Thread(target=run, args=(name,)) for name in ("a", "b")]
@@ -172,36 +145,10 @@ def test_two_runs_on_two_threads_do_not_meet(track: Track) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {name: result.return_value for name, result in results.items()} == {"a": "a", "b": "b"}
-    assert results["a"].metrics == {"name": "a", "step": 99}
-
-
-def test_with_two_runs_in_one_process_a_bare_thread_is_told_to_say_which_it_belongs_to(track: Track) -> None:
-    both = threading.Barrier(2)
-
-    def train() -> str:
-        both.wait()
-        texts: list[str] = []
-
-        def look() -> None:
-            try:
-                turnout.get_context()
-            except UsageError as error:
-                texts.append(str(error))
-
-        thread = threading.Thread(target=look)
-        thread.start()
-        thread.join()
-        both.wait()
-        return texts[0]
-
-    texts: list[str] = []
-    threads = [threading.Thread(target=lambda: texts.append(track.fit(train).return_value)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all("2 runs train in this process" in text and "copy_context" in text for text in texts)
+    for name, result in results.items():
+        assert result.return_values == track.on_every_rank(name)
+        assert result.metrics == {"name": name, "step": 19}
+    assert set(results) == {"a", "b"}
 
 
 def test_a_forked_child_may_ask_but_neither_report_nor_meet(track: Track) -> None:
@@ -223,57 +170,45 @@ def test_a_forked_child_may_ask_but_neither_report_nor_meet(track: Track) -> Non
             return file.read()
 
     result = track.fit(train)
-    assert result.return_value == f"{track.world_size} forked forked".encode()
+    assert result.return_values == track.on_every_rank(f"{track.world_size} forked forked".encode())
     assert result.metrics is None
 
 
-def test_the_working_directory_and_environment_are_the_drivers(track: Track) -> None:
-    before = os.getcwd(), dict(os.environ)
-    assert track.fit(lambda: os.getcwd()).return_value == before[0]
-    assert (os.getcwd(), dict(os.environ)) == before
+def test_the_working_directory_and_environment_are_the_drivers_and_stay_as_they_were(
+    track: Track, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OF_THE_DRIVER", "is seen")
+
+    def train() -> tuple[str, str]:
+        seen = os.getcwd(), os.environ["OF_THE_DRIVER"]
+        if not track.runs_in_this_process:
+            os.environ["OF_THE_RANK"] = "is not"
+        return seen
+
+    before = dict(os.environ)
+    assert track.fit(train).return_values == track.on_every_rank((str(tmp_path), "is seen"))
+    assert (os.getcwd(), dict(os.environ)) == (str(tmp_path), before)
 
 
-def test_a_task_that_outlives_the_run_finds_no_session(track: Track) -> None:
-    tasks: list[asyncio.Task[list[str]]] = []
+def test_fit_leaves_the_interrupt_handler_as_it_was(track: Track) -> None:
+    def own(*_: object) -> None:
+        raise AssertionError("nobody interrupts")
 
-    async def later() -> list[str]:
-        texts = []
-        for call in (FUNCTIONS["get_context"], FUNCTIONS["report"]):
-            try:
-                call()
-            except UsageError as error:
-                texts.append(str(error))
-        return texts
-
-    def train() -> None:
-        tasks.append(asyncio.get_running_loop().create_task(later()))
-
-    async def notebook() -> list[str]:
-        track.fit(train)
-        assert track.fit(lambda: 1).return_value == 1
-        return await tasks[0]
-
-    texts = asyncio.run(notebook())
-    assert len(texts) == 2
-    assert all("has ended" in text for text in texts)
+    before = signal.signal(signal.SIGINT, own)
+    try:
+        track.fit(lambda: None)
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
-def test_a_signal_handler_may_report_while_a_report_is_under_way(track: Track) -> None:
-    def train() -> int:
-        handled: list[int] = []
+def test_a_signal_handler_may_be_set_in_the_train_function(track: Track) -> None:
+    def train() -> bool:
+        caught = []
+        before = signal.signal(signal.SIGUSR2, lambda *_: caught.append(1))
+        signal.raise_signal(signal.SIGUSR2)
+        signal.signal(signal.SIGUSR2, before)
+        return bool(caught)
 
-        def handler(*_: object) -> None:
-            handled.append(1)
-            turnout.report({"from": "handler"})
-
-        before = signal.signal(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
-        try:
-            while len(handled) < 20:
-                turnout.report({"from": "loop"})
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-        return len(handled)
-
-    assert track.fit(train).return_value >= 20
+    assert track.fit(train).return_values == track.on_every_rank(True)

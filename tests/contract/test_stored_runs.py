@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import turnout
-from tests.contract.tracks import Track, report_folder, text_in
+import turnout.collective
+from tests.contract.tracks import Recorder, Track, is_first_time, rank, report_folder, text_in, texts_in
 from turnout import (
     Checkpoint,
     CheckpointConfig,
@@ -23,7 +24,6 @@ from turnout import (
     RunConfig,
     StorageError,
     UsageError,
-    UserCallback,
     ValidationConfig,
     ValidationTaskConfig,
     WorkerGroupError,
@@ -51,24 +51,25 @@ def test_d01_the_result_holds_the_last_metrics_the_history_the_checkpoint_and_th
 ) -> None:
     def train() -> int:
         for step in range(3):
-            report_folder({"i": step}, {"step": str(step)})
+            report_folder({"i": step}, {f"step-of-rank-{rank()}": str(step)})
         turnout.report({"i": 99})
-        return turnout.get_context().get_world_rank() + 100
+        return rank() + 100
 
     result = track.fit(train, run_config=stored(tmp_path))
     assert result.metrics == {"i": 99}
     assert list(result.metrics_dataframe["i"]) == [0, 1, 2, 99]
-    assert text_in(result.checkpoint, "step") == "2"
+    assert result.checkpoint is not None
+    assert texts_in(result.checkpoint) == {f"step-of-rank-{each}": "2" for each in range(track.world_size)}
     assert result.path == str(tmp_path / "storage" / "run")
     assert result.return_value == 100
-    assert result.return_values == [100 + rank for rank in range(track.world_size)]
+    assert result.return_values == [100 + each for each in range(track.world_size)]
 
 
 def test_d02_a_run_of_the_same_name_goes_on_from_its_newest_checkpoint(track: Track, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="fails at 3"):
         track.fit(counts, train_loop_config={"steps": 6, "fail_at": 3}, run_config=stored(tmp_path))
     result = track.fit(counts, train_loop_config={"steps": 6}, run_config=stored(tmp_path))
-    assert result.return_value == 3
+    assert result.return_values == track.on_every_rank(3)
     assert list(result.metrics_dataframe["i"]) == [0, 1, 2, 3, 4, 5, 99]
 
 
@@ -122,7 +123,7 @@ def test_entering_a_finished_run_again_is_warned_of(
     assert caplog.text.count("has finished already, and is entered again") == 1
 
 
-def test_a_retry_goes_on_from_the_newest_commit(track: Track, tmp_path: Path) -> None:
+def test_a_retry_goes_on_from_the_newest_commit(retrying_track: Track, tmp_path: Path) -> None:
     def train() -> int:
         checkpoint = turnout.get_checkpoint()
         if checkpoint is None:
@@ -131,23 +132,25 @@ def test_a_retry_goes_on_from_the_newest_commit(track: Track, tmp_path: Path) ->
         return int(text_in(checkpoint, "step"))
 
     run_config = stored(tmp_path, failure_config=FailureConfig(max_failures=1))
-    result = track.fit(train, run_config=run_config)
-    assert result.return_value == 0
+    result = retrying_track.fit(train, run_config=run_config)
+    assert result.return_values == retrying_track.on_every_rank(0)
     attempts = json.loads((tmp_path / "storage" / "run" / "run.json").read_text())["attempts"]
     assert [each["cause"] for each in attempts] == ["start", "RuntimeError: once"]
 
 
-def test_a_retry_whose_only_checkpoint_is_damaged_begins_anew(track: Track, tmp_path: Path) -> None:
+def test_a_retry_whose_only_checkpoint_is_damaged_begins_anew(retrying_track: Track, tmp_path: Path) -> None:
     def train() -> bool:
-        checkpoints = tmp_path / "storage" / "run" / "checkpoints"
-        if not checkpoints.exists() or not os.listdir(checkpoints):
+        if is_first_time(tmp_path):
             report_folder({"i": 0}, {"step": "0"})
-            (checkpoints / "checkpoint_000000" / "step").unlink()
+            if rank() == 0:
+                os.remove(tmp_path / "storage" / "run" / "checkpoints" / "checkpoint_000000" / "step")
+            turnout.collective.barrier()
             raise RuntimeError("once")
         return turnout.get_checkpoint() is None
 
     run_config = stored(tmp_path, failure_config=FailureConfig(max_failures=1))
-    assert track.fit(train, run_config=run_config).return_value is True
+    result = retrying_track.fit(train, run_config=run_config)
+    assert result.return_values == retrying_track.on_every_rank(True)
 
 
 def test_resume_from_checkpoint_counts_only_while_the_run_has_none_of_its_own(track: Track, tmp_path: Path) -> None:
@@ -168,7 +171,8 @@ def test_get_checkpoint_is_the_newest_that_is_committed(track: Track, tmp_path: 
             seen.append(text_in(turnout.get_checkpoint(), "step"))
         return seen
 
-    assert track.fit(train, run_config=stored(tmp_path)).return_value == ["0", "1"]
+    result = track.fit(train, run_config=stored(tmp_path))
+    assert result.return_values == track.on_every_rank(["0", "1"])
 
 
 def test_all_reported_checkpoints_are_the_committed_ones_oldest_first(track: Track, tmp_path: Path) -> None:
@@ -182,7 +186,7 @@ def test_all_reported_checkpoints_are_the_committed_ones_oldest_first(track: Tra
 
     committed = ReportedCheckpointStatus.COMMITTED
     expected = [({"i": step}, committed, str(step)) for step in range(3)]
-    assert track.fit(train, run_config=stored(tmp_path)).return_value == expected
+    assert track.fit(train, run_config=stored(tmp_path)).return_values == track.on_every_rank(expected)
 
 
 def test_the_storage_handle_gives_a_place_for_files_that_are_written_there(track: Track, tmp_path: Path) -> None:
@@ -220,14 +224,14 @@ def test_a_name_is_refused_again_even_when_retention_has_removed_the_first(track
     assert text_in(result.checkpoint, "model") == "b"
 
 
-def test_a_name_that_an_earlier_attempt_has_committed_is_refused(track: Track, tmp_path: Path) -> None:
+def test_a_name_that_an_earlier_attempt_has_committed_is_refused(retrying_track: Track, tmp_path: Path) -> None:
     def train() -> None:
         report_folder({}, {"model": "m"}, checkpoint_dir_name="epoch-1")
         raise RuntimeError("does not look at get_checkpoint()")
 
     run_config = stored(tmp_path, failure_config=FailureConfig(max_failures=1))
     with pytest.raises(UsageError, match="'epoch-1' already, of attempt 0"):
-        track.fit(train, run_config=run_config)
+        retrying_track.fit(train, run_config=run_config)
 
 
 def test_the_run_folder_itself_is_refused_as_a_checkpoint(track: Track, tmp_path: Path) -> None:
@@ -344,18 +348,11 @@ def test_the_storage_path_of_the_environment_counts(
     assert f"TURNOUT_STORAGE_PATH={tmp_path}/elsewhere overrides the argument" in caplog.text
 
 
-class Recorder(UserCallback):
-    def __init__(self) -> None:
-        self.reports: list[tuple[dict[str, Any], str | None]] = []
-
-    def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None) -> None:
-        self.reports.append((metrics[0], None if checkpoint is None else text_in(checkpoint, "step")))
-
-
 def test_a_callback_can_read_the_checkpoint_that_it_is_told_of(track: Track, tmp_path: Path) -> None:
     recorder = Recorder()
     track.fit(counts, train_loop_config={}, run_config=stored(tmp_path, callbacks=[recorder]))
-    assert recorder.reports == [({"i": 0}, "0"), ({"i": 1}, "1"), ({"i": 2}, "2"), ({"i": 99}, None)]
+    assert [metrics[0]["i"] for metrics, _ in recorder.reports] == [0, 1, 2, 99]
+    assert [texts for _, texts in recorder.reports] == [{"step": "0"}, {"step": "1"}, {"step": "2"}, None]
 
 
 def score(checkpoint: Checkpoint, factor: int = 1) -> dict[str, int]:
@@ -372,15 +369,18 @@ def test_a_validation_merges_its_metrics_into_the_checkpoints(track: Track, tmp_
     validation_config = ValidationConfig(score, task_config=ValidationTaskConfig(fn_kwargs={"factor": 2}))
     result = track.fit(train, run_config=stored(tmp_path), validation_config=validation_config)
     validated = ReportedCheckpointStatus.VALIDATED
-    assert result.return_value == [
+    expected = [
         ({"i": 0, "score": 6}, validated),
         ({"i": 1, "score": 30}, validated),
         ({"i": 2}, ReportedCheckpointStatus.COMMITTED),
     ]
+    assert result.return_values == track.on_every_rank(expected)
     assert text_in(result.get_best_checkpoint("score", "max"), "step") == "3"
 
 
-def test_a_validation_that_fails_ends_nothing(track: Track, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_validation_that_fails_ends_nothing(
+    track: Track, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     def broken(checkpoint: Checkpoint) -> dict[str, int]:
         raise ValueError("no such metric")
 
@@ -391,22 +391,6 @@ def test_a_validation_that_fails_ends_nothing(track: Track, tmp_path: Path, capl
     result = track.fit(train, run_config=stored(tmp_path), validation_config=ValidationConfig(broken))
     assert result.return_value == [ReportedCheckpointStatus.VALIDATION_FAILED]
     assert "no such metric" in caplog.text
-
-
-def test_a_validation_that_was_cut_off_is_made_up_for(track: Track, tmp_path: Path) -> None:
-    def interrupted(checkpoint: Checkpoint, factor: int = 1) -> dict[str, int]:
-        raise KeyboardInterrupt
-
-    task = ValidationTaskConfig(fn_kwargs={"factor": 10})
-    train = lambda: report_folder({"i": 0}, {"step": "3"}, validation=task)
-    with pytest.raises(KeyboardInterrupt):
-        track.fit(train, run_config=stored(tmp_path), validation_config=ValidationConfig(interrupted))
-
-    def statuses() -> list[Any]:
-        return [(each.metrics, each.status) for each in turnout.get_all_reported_checkpoints()]
-
-    result = track.fit(statuses, run_config=stored(tmp_path), validation_config=ValidationConfig(score))
-    assert result.return_value == [({"i": 0, "score": 30}, ReportedCheckpointStatus.VALIDATED)]
 
 
 def test_arguments_of_a_validation_that_cannot_be_kept_are_refused(track: Track, tmp_path: Path) -> None:
@@ -427,7 +411,7 @@ def test_validation_without_a_validation_config_is_refused(track: Track, tmp_pat
 def test_a_report_that_fails_leaves_the_others_and_the_run_can_go_on(track: Track, tmp_path: Path) -> None:
     def train() -> None:
         report_folder({"i": 0}, {"step": "0"})
-        folder = tmp_path / "with-pipe"
+        folder = tmp_path / f"with-pipe-{rank()}"
         folder.mkdir()
         os.mkfifo(folder / "pipe")
         with pytest.raises(turnout.CheckpointError, match="pipe"):

@@ -11,15 +11,28 @@ from typing import Any
 import pytest
 
 import turnout
-from tests.contract.test_stored_runs import Recorder, stored
-from tests.contract.tracks import Track, text_in
-from turnout import Checkpoint, CheckpointConfig, CheckpointUploadMode, StorageError, UsageError, WorkerGroupError
+import turnout.collective
+from tests.contract.tracks import Recorder, Track, rank, text_in
+from turnout import (
+    Checkpoint,
+    CheckpointConfig,
+    CheckpointError,
+    CheckpointUploadMode,
+    RunConfig,
+    StorageError,
+    UsageError,
+    WorkerGroupError,
+)
 
 SYNC, ASYNC, NO_UPLOAD = CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC, CheckpointUploadMode.NO_UPLOAD
 
 
+def stored(tmp_path: Path, **arguments: Any) -> RunConfig:
+    return RunConfig(name="run", storage_path=tmp_path / "storage", **arguments)
+
+
 def folder(parent: Path, step: int) -> str:
-    path = parent / f"local-{step}"
+    path = parent / f"local-{step}-of-rank-{rank()}"
     path.mkdir()
     (path / "step").write_text(str(step))
     return str(path)
@@ -46,7 +59,7 @@ def test_the_callers_folder_is_removed_when_the_mode_or_the_call_says_so(
         return exists
 
     result = track.fit(train, run_config=stored(tmp_path))
-    assert result.return_value == [stays, stays]
+    assert result.return_values == track.on_every_rank([stays, stays])
     assert [text_in(checkpoint, "step") for checkpoint, _ in result.best_checkpoints or ()] == ["0", "1"]
 
 
@@ -78,7 +91,7 @@ def test_an_async_report_whose_folder_the_caller_removes_at_once_is_whole(track:
 
 
 class Gate:
-    """An upload function that waits until it is let through."""
+    """An upload function that waits until it is let through; each rank makes one of its own."""
 
     def __init__(self) -> None:
         self.opened = threading.Event()
@@ -89,45 +102,27 @@ class Gate:
         self.entered.set()
         assert self.opened.wait(30)
         self.names.append(name)
-        target = turnout_storage_path(checkpoint, name)
+        target = turnout.get_context().get_storage().checkpoint_path(name)
+        shutil.copytree(checkpoint.path, target, dirs_exist_ok=True)
         return Checkpoint(target)
 
 
-def turnout_storage_path(checkpoint: Checkpoint, name: str) -> str:
-    """Where the run keeps ``name``: beside the staged folder that an upload function is handed."""
-    target = os.path.join(STORAGE["path"], "run", "checkpoints", name)
-    shutil.copytree(checkpoint.path, target, dirs_exist_ok=True)
-    return target
-
-
-STORAGE: dict[str, str] = {}
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Gate:
-    STORAGE["path"] = str(tmp_path / "storage")
-    return Gate()
-
-
-def test_a_metrics_only_report_never_waits_for_an_upload(track: Track, tmp_path: Path, gate: Gate) -> None:
+def test_a_metrics_only_report_never_waits_for_an_upload(track: Track, tmp_path: Path) -> None:
     recorder = Recorder()
 
-    def train() -> list[int]:
-        path = folder(tmp_path, 0)
+    def train() -> int:
+        path, gate = folder(tmp_path, 0), Gate()
         turnout.report({"i": 0}, Checkpoint(path), checkpoint_upload_mode=ASYNC, checkpoint_upload_fn=gate)
         turnout.report({"i": 1})
-        counts = [len(recorder.reports)]
         assert turnout.get_checkpoint() is None
         gate.opened.set()
-        assert len(turnout.get_all_reported_checkpoints()) == 1
-        counts.append(len(recorder.reports))
-        return counts
+        return len(turnout.get_all_reported_checkpoints())
 
     result = track.fit(train, run_config=stored(tmp_path, callbacks=[recorder]))
-    assert result.return_value == [1, 2]
+    assert result.return_values == track.on_every_rank(1)
     assert result.metrics == {"i": 1}
     # A report whose checkpoint is on its way is told of once that can be read.
-    assert recorder.reports == [({"i": 1}, None), ({"i": 0}, "0")]
+    assert [(metrics[0]["i"], texts) for metrics, texts in recorder.reports] == [(1, None), (0, {"step": "0"})]
     assert list(result.metrics_dataframe["i"]) == [0, 1]
 
 
@@ -173,11 +168,9 @@ def test_an_upload_that_fails_after_the_last_report_fails_the_run(track: Track, 
     assert isinstance(caught.value, WorkerGroupError)
 
 
-def test_a_run_that_raises_waits_for_its_upload_and_keeps_its_own_error(
-    track: Track, tmp_path: Path, gate: Gate
-) -> None:
+def test_a_run_that_raises_waits_for_its_upload_and_keeps_its_own_error(track: Track, tmp_path: Path) -> None:
     def train() -> None:
-        path = folder(tmp_path, 0)
+        path, gate = folder(tmp_path, 0), Gate()
         turnout.report({"i": 0}, Checkpoint(path), checkpoint_upload_mode=ASYNC, checkpoint_upload_fn=gate)
         gate.entered.wait()
         threading.Timer(0.05, gate.opened.set).start()
@@ -188,15 +181,15 @@ def test_a_run_that_raises_waits_for_its_upload_and_keeps_its_own_error(
     assert turnout.Result.from_path(tmp_path / "storage" / "run").metrics == {"i": 0}
 
 
-def test_an_upload_function_says_where_it_put_the_files(track: Track, tmp_path: Path, gate: Gate) -> None:
-    gate.opened.set()
-
-    def train() -> None:
-        path = folder(tmp_path, 0)
+def test_an_upload_function_says_where_it_put_the_files(track: Track, tmp_path: Path) -> None:
+    def train() -> list[str]:
+        path, gate = folder(tmp_path, 0), Gate()
+        gate.opened.set()
         turnout.report({"i": 0}, Checkpoint(path), checkpoint_dir_name="named", checkpoint_upload_fn=gate)
+        return gate.names
 
     result = track.fit(train, run_config=stored(tmp_path))
-    assert gate.names == ["named"]
+    assert result.return_values == track.on_every_rank(["named"])
     assert text_in(result.checkpoint, "step") == "0"
 
 
@@ -227,7 +220,7 @@ def test_what_makes_no_sense_for_files_in_place_is_refused(
     track: Track, tmp_path: Path, arguments: dict[str, Any]
 ) -> None:
     def train() -> None:
-        path = turnout.get_context().get_storage().checkpoint_path("named")
+        path = turnout.get_context().get_storage().checkpoint_path(f"of-rank-{rank()}")
         Path(path, "model").touch()
         with pytest.raises(UsageError, match="NO_UPLOAD"):
             turnout.report({}, Checkpoint(path), checkpoint_upload_mode=NO_UPLOAD, **arguments)
@@ -240,13 +233,17 @@ def test_storage_that_refuses_is_a_storage_error_on_the_calls_own_line(track: Tr
     def train() -> None:
         path = turnout.get_context().get_storage().path
         turnout.report({"i": 0}, Checkpoint(folder(tmp_path, 0)))
-        shutil.rmtree(path)
-        Path(path).write_text("a file in the way")
+        if rank() == 0:
+            shutil.rmtree(path)
+            Path(path).write_text("a file in the way")
+        turnout.collective.barrier()
         try:
-            with pytest.raises(StorageError, match="run"):
+            # The others may be told by rank 0 that it could not store its part.
+            with pytest.raises(StorageError if rank() == 0 else (StorageError, CheckpointError), match="run"):
                 turnout.report({"i": 1}, Checkpoint(folder(tmp_path, 1)))
         finally:
-            os.remove(path)
+            if rank() == 0:
+                os.remove(path)
 
     with pytest.raises(StorageError, match=r"run\.json is gone"):
         track.fit(train, run_config=stored(tmp_path))
@@ -292,38 +289,9 @@ def test_a_checkpoint_whose_name_is_as_long_as_a_folders_may_be_is_kept(track: T
     assert [text_in(checkpoint, "step") for checkpoint, _ in result.best_checkpoints or ()] == ["0", "1"]
 
 
-def test_an_upload_function_finds_its_own_run_while_another_trains_too(track: Track, tmp_path: Path) -> None:
-    both = threading.Barrier(2)
-
-    def put(checkpoint: Checkpoint, name: str) -> Checkpoint:
-        target = turnout.get_context().get_storage().checkpoint_path(name)
-        shutil.copytree(checkpoint.path, target, dirs_exist_ok=True)
-        return Checkpoint(target)
-
-    def train(config: dict[str, int]) -> None:
-        both.wait()
-        path = folder(tmp_path, config["step"])
-        turnout.report({}, Checkpoint(path), checkpoint_upload_mode=ASYNC, checkpoint_upload_fn=put)
-        turnout.get_all_reported_checkpoints()
-        both.wait()
-
-    results: dict[int, turnout.Result] = {}
-
-    def run(step: int) -> None:
-        run_config = stored(tmp_path, name=f"run-{step}")
-        results[step] = track.fit(train, train_loop_config={"step": step}, run_config=run_config)
-
-    threads = [threading.Thread(target=run, args=(step,)) for step in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {step: text_in(result.checkpoint, "step") for step, result in results.items()} == {0: "0", 1: "1"}
-
-
-def test_a_forked_child_that_asks_does_not_wait_for_an_upload(track: Track, tmp_path: Path, gate: Gate) -> None:
+def test_a_forked_child_that_asks_does_not_wait_for_an_upload(track: Track, tmp_path: Path) -> None:
     def train() -> int:
-        path = folder(tmp_path, 0)
+        path, gate = folder(tmp_path, 0), Gate()
         turnout.report({}, Checkpoint(path), checkpoint_upload_mode=ASYNC, checkpoint_upload_fn=gate)
         gate.entered.wait()
         pid = os.fork()
@@ -333,28 +301,4 @@ def test_a_forked_child_that_asks_does_not_wait_for_an_upload(track: Track, tmp_
         gate.opened.set()
         return os.waitstatus_to_exitcode(status)
 
-    assert track.fit(train, run_config=stored(tmp_path)).return_value == 0
-
-
-def test_a_retry_does_not_wait_for_an_upload_that_was_given_up(
-    track: Track, tmp_path: Path, gate: Gate, caplog: pytest.LogCaptureFixture
-) -> None:
-    def train() -> str:
-        if gate.entered.is_set():
-            gate.opened.set()
-            return "second"
-        path = folder(tmp_path, 0)
-        turnout.report({}, Checkpoint(path), checkpoint_upload_mode=ASYNC, checkpoint_upload_fn=gate)
-        gate.entered.wait()
-        raise RuntimeError("first")
-
-    run_config = stored(
-        tmp_path,
-        checkpoint_config=CheckpointConfig(drain_timeout_s=0.05),
-        failure_config=turnout.FailureConfig(max_failures=1),
-    )
-    threads = set(threading.enumerate())
-    assert track.fit(train, run_config=run_config).return_value == "second"
-    assert "hangs, and is left behind" in caplog.text
-    for thread in set(threading.enumerate()) - threads:
-        thread.join()
+    assert track.fit(train, run_config=stored(tmp_path)).return_values == track.on_every_rank(0)
