@@ -257,9 +257,13 @@ class Coordinator(Loop):
             plain, _ = self._listener.accept()
         except OSError:  # whoever it was has gone again, or there is no descriptor left for it
             return
-        if plain.family != socket.AF_UNIX:
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        line = ServedLine(plain, self.address.key)
+        try:
+            if plain.family != socket.AF_UNIX:
+                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            line = ServedLine(plain, self.address.key)
+        except OSError:
+            plain.close()
+            return
         strangers = self._strangers
         strangers.add(line)
         self.watch(line, lambda: self._greet(line))
@@ -268,8 +272,8 @@ class Coordinator(Loop):
     def _greet(self, line: ServedLine) -> None:
         try:
             greeting = line.greeted()
-        except Exception as error:  # the edge: whoever it was is not let in
-            self._refuse(line, str(error))
+        except (EOFError, OSError) as error:
+            self._refuse(line, str(error) if isinstance(error, PermissionError) else "")
             return
         if greeting is None:
             return
@@ -284,7 +288,8 @@ class Coordinator(Loop):
         self.watch(line, lambda: self._read(member, lane, line))
 
     def _refuse(self, line: ServedLine, why: str) -> None:
-        logger.warning("a connection that is none of this run's ranks was refused: %s", why)
+        if why:  # else it has hung up, as a rank does that is ended while it connects
+            logger.warning("a connection that is none of this run's ranks was refused: %s", why)
         self._strangers.discard(line)
         self.unwatch(line)
         line.close()

@@ -50,7 +50,7 @@ class Loop:
 
     def unwatch(self, file: Any) -> None:  # Any: whatever has a fileno
         """Watch it no longer."""
-        with contextlib.suppress(KeyError, ValueError):
+        with contextlib.suppress(KeyError, ValueError, OSError):
             self._selector.unregister(file)
 
     def call_in(self, delay_s: float, action: Action) -> None:

@@ -95,7 +95,8 @@ def _children(process: Any) -> Iterator[str]:  # Any: psutil has no types
     for child in process.children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             command = " ".join(child.cmdline())
-            if not any(name in command for name in _LASTING_PROCESSES):
+            is_own = child.ppid() == process.pid  # what a server has forked has its command too, and is to end
+            if not (is_own and any(name in command for name in _LASTING_PROCESSES)):
                 yield f"{child.pid} {command or child.name()}"
 
 
