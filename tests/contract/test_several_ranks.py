@@ -78,10 +78,14 @@ def test_files_of_all_ranks_are_side_by_side_in_one_checkpoint(group_track: Trac
     assert result.return_values == group_track.on_every_rank({**shards, "model": "the same"})
 
 
-def test_a_file_that_differs_between_ranks_is_kept_of_each(group_track: Track, tmp_path: Path) -> None:
+def test_a_file_that_differs_between_ranks_is_kept_of_each_with_one_warning(
+    group_track: Track, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = group_track.fit(lambda: report_folder({}, {"model": f"of {rank()}"}), run_config=stored(tmp_path))
     assert result.checkpoint is not None
     assert texts_in(result.checkpoint) == {"model": "of 0", "rank_1/model": "of 1"}
+    # A rank of another process logs to its own standard error, which the driver shows.
+    assert (caplog.text + capsys.readouterr().out).count("differ from another rank's of the same name") == 1
 
 
 def test_a_checkpoint_of_one_rank_is_one_of_all_and_the_index_advances_alike(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import atexit
 import ctypes
+import logging
 import multiprocessing.util
 import os
 import signal
@@ -24,11 +25,10 @@ from turnout.session.events import Failed, RankInfo
 
 __all__ = ["Launch", "Work", "become_rank", "die_with"]
 
+_PACKAGE = __name__.partition(".")[0]
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _AGAIN_S = 0.01
-_OWN_ROOMS = tuple(
-    f"{__name__.partition('.')[0]}.{room}." for room in ("controllers", "runtime", "session", "storage", "trainer")
-)
+_OWN_ROOMS = tuple(f"{_PACKAGE}.{room}." for room in ("controllers", "runtime", "session", "storage", "trainer"))
 
 
 class Work(NamedTuple):
@@ -78,6 +78,7 @@ def become_rank(launch: Launch, rank: int, output: int) -> NoReturn:
     """Run the rank's work on this thread, which is the main one, and exit."""
     ranks = launch.ranks[rank]
     _take_streams(output)
+    _show_warnings()
     try:
         _take_surroundings(launch, ranks)
         channel = WireChannel(launch.address, ranks)
@@ -115,6 +116,15 @@ def _take_streams(output: int) -> None:
         stream = os.fdopen(handle, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+
+
+def _show_warnings() -> None:
+    """Turnout's own warnings go to the rank's standard error, which the driver shows, whatever it has configured."""
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(levelname)s turnout: %(message)s"))
+    handler.addFilter(lambda record: not logging.root.hasHandlers())  # else the train function has configured them
+    logging.getLogger(_PACKAGE).addHandler(handler)
 
 
 def _take_surroundings(launch: Launch, ranks: RankInfo) -> None:
