@@ -111,7 +111,8 @@ def error_of(outcome: Outcome, attempt: Attempt, decision: Decision, run_name: s
         if other != rank and text_of(cause) not in _told(other, each)
     ]
     if told:
-        error.add_note(f"afterwards, and maybe because of it: {'; '.join(told)}")
+        first_lines = (each.partition("\n")[0] for each in told)
+        error.add_note(f"afterwards, and maybe because of it: {'; '.join(first_lines)}")
     if decision.looks_deterministic:
         error.add_note(_DETERMINISTIC)
     return error

@@ -49,12 +49,15 @@ class ProcessController(Controller):
         resizable=False,
         multi_node=False,
         ray_data=False,
+        runs_aside=True,
     )
 
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
         _refuse_unsupported(spec)
         self._group: _Group | None = None
+        self._aside: _Group | None = None
+        self._ends_aside = False
 
     def run_attempt(self, worker: Worker, sink: Sink) -> Outcome:
         """Fork the ranks, and serve them until the last has exited.
@@ -63,11 +66,9 @@ class ProcessController(Controller):
             UsageError: what they are to run cannot be pickled; the text names the variable at fault.
             KeyboardInterrupt: the run was interrupted; no rank is left.
         """
-        work = dumps_work(Work(worker, _function_of(self.spec)), lambda: _parts(self.spec))
-        backend = self.spec.backend_config
-        preload = {*(backend.preload if backend is not None else ()), *(["torch"] if "torch" in sys.modules else [])}
+        work = dumps_work(Work(worker, _function_of(self.spec.train_fn)), lambda: _parts(self.spec))
         try:
-            with lent_server(preload) as server, _Group(self.spec, server, sink) as group:
+            with lent_server(self._preload()) as server, _Group(self.spec, server, sink) as group:
                 self._group = group
                 group.fork(work)
                 group.serve()
@@ -85,21 +86,49 @@ class ProcessController(Controller):
         if group is not None:
             group.abort(reason, grace_s)
 
+    def run_aside(self, worker: Worker, sink: Sink, timeout_s: float | None) -> bool:
+        """Fork one more process, from a server of its own, and serve it until it has exited."""
+        function = self.spec.validation_config.fn if self.spec.validation_config is not None else None
+        work = dumps_work(Work(worker, _function_of(function)), lambda: _parts(self.spec))
+        with lent_server(self._preload()) as server, _Group(self.spec, server, sink, size=1) as group:
+            self._aside = group  # first, as `end_aside` may come in between
+            try:
+                if self._ends_aside:
+                    return False
+                group.fork(work)
+                group.serve(timeout_s)
+            finally:
+                self._aside = None
+        return not group.was_timed_out and not self._ends_aside
+
+    def end_aside(self) -> None:
+        """Kill it."""
+        self._ends_aside = True
+        group = self._aside
+        if group is not None:
+            group.abort("the run has ended", 0.0)
+
+    def _preload(self) -> set[str]:
+        backend = self.spec.backend_config
+        return {*(backend.preload if backend is not None else ()), *(["torch"] if "torch" in sys.modules else [])}
+
 
 class _Group:
-    """The ranks of one attempt.
+    """The ranks of one attempt, or the one process that runs beside them.
 
     Args:
         spec: of the run.
         server: forks them.
         sink: takes their events.
+        size: how many they are; None for as many as the run is to have.
     """
 
-    def __init__(self, spec: RunSpec, server: Server, sink: Sink) -> None:
+    def __init__(self, spec: RunSpec, server: Server, sink: Sink, size: int | None = None) -> None:
         self.was_interrupted = False
+        self.was_timed_out = False
         self._server = server
         self._sink = sink
-        self._size = spec.scaling_config.max_workers
+        self._size = size or spec.scaling_config.max_workers
         self._use_gpu = spec.scaling_config.use_gpu
         self._ranks: dict[int, int] = {}
         """The rank of each process that lives."""
@@ -108,6 +137,7 @@ class _Group:
         self._is_asked = False
         self._abort: tuple[str, float] | None = None
         self._is_ending = False
+        self._is_killing = False
         self._coordinator = Coordinator(
             self._size,
             sink,
@@ -153,9 +183,11 @@ class _Group:
         for output in self._outputs.values():
             self._coordinator.watch(output.handle, functools.partial(self._read_output, output))
 
-    def serve(self) -> None:
-        """Carry messages until no rank is left."""
+    def serve(self, timeout_s: float | None = None) -> None:
+        """Carry messages until no rank is left; those that still are after ``timeout_s`` are killed."""
         self._coordinator.watch(self._server.line, self._reap)
+        if timeout_s is not None:
+            self._coordinator.call_in(timeout_s, self._time_out)
         try:
             with signals_handled(
                 on_interrupt=self._note_interrupt, on_ask=self._note_ask, wake_fd=self._coordinator.wake_fd
@@ -218,7 +250,12 @@ class _Group:
                 self._server.signal(pid, signal.SIGTERM, whole_group=False)
         self._coordinator.call_in(grace_s, self._kill)
 
+    def _time_out(self) -> None:
+        self.was_timed_out = bool(self._ranks)
+        self._kill()
+
     def _kill(self) -> None:
+        self._is_killing = True
         for pid in self._ranks:
             self._server.signal(pid, signal.SIGKILL, whole_group=True)
 
@@ -241,7 +278,14 @@ class _Group:
             self._coordinator.unwatch(output.handle)
         output.finish()
         if rank in self._coordinator.unfinished:
-            self._coordinator.died(rank, _how_rank(exited.status), output.shown())
+            self._coordinator.died(rank, self._how_rank(exited.status), output.shown())
+
+    def _how_rank(self, status: int) -> str:
+        if status >= 0:
+            return f"{_how(status)} before the train function had ended (os._exit?)"
+        if self._is_killing and status == -signal.SIGKILL:
+            return "was killed by the driver, as it did not end in time"
+        return _how(status)
 
     def _give_up(self, rank: int) -> None:
         if rank in self._ranks.values():
@@ -312,12 +356,8 @@ def _how(status: int) -> str:
     return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
 
 
-def _how_rank(status: int) -> str:
-    return _how(status) + " before the train function had ended (os._exit?)" * (status >= 0)
-
-
-def _function_of(spec: RunSpec) -> FunctionType | None:
-    function: Any = getattr(spec.train_fn, "function", spec.train_fn)  # Any: whatever can be called
+def _function_of(called: Any) -> FunctionType | None:  # Any: whatever can be called
+    function = getattr(called, "function", called)
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__func__", function)
