@@ -12,6 +12,8 @@ from turnout.config import LoggingConfig
 
 __all__ = ["RankConsole", "console_logging"]
 
+logger = logging.getLogger(__name__)
+
 _package_logger = logging.getLogger(__name__.partition(".")[0])
 
 
@@ -51,6 +53,7 @@ class RankConsole:
     def __init__(self) -> None:
         self._within_line: int | None = None
         """The rank whose line has not ended yet, if one has not."""
+        self._can_show = True
 
     def show(self, rank: int, data: bytes) -> None:
         """Show what a rank has printed: whole lines, but for parts of a very long one."""
@@ -61,9 +64,14 @@ class RankConsole:
                 pieces.append("\n" * (self._within_line is not None) + f"[rank {rank}] ")
             pieces.append(line)
             self._within_line = None if line.endswith("\n") else rank
-        if sys.stdout is not None:
+        if sys.stdout is None or not self._can_show:
+            return
+        try:
             sys.stdout.write("".join(pieces))
             sys.stdout.flush()
+        except (OSError, ValueError) as error:  # closed, full, or nobody reads it any more: no reason to end a run
+            self._can_show = False
+            logger.warning("what ranks print is shown no more, as the standard output cannot be written: %s", error)
 
 
 def _borrow(config: LoggingConfig | None) -> None:

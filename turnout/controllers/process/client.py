@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import logging
 import os
 import pickle
@@ -49,7 +50,7 @@ class Server:
         """Stands in the environment of every process that comes of it."""
         self._driver = os.getpid()
         self._is_closed = False
-        mine, its = socket.socketpair()
+        mine, its = map(_above_the_streams, socket.socketpair())
         with its:
             self._plain = mine
             self.line = Connection(os.dup(mine.fileno()))
@@ -224,6 +225,12 @@ def _own_modules() -> list[str]:
     """What this process has loaded of Turnout, and what every rank imports on its way to the train function."""
     own = (name for name in sys.modules if name.startswith(f"{_PACKAGE}.") and ".testing" not in name)
     return ["hmac", "cloudpickle", *sorted(own)]
+
+
+def _above_the_streams(plain: socket.socket) -> socket.socket:
+    """The socket with a descriptor that is no standard stream's, should this process have closed one of these."""
+    with plain:
+        return socket.socket(fileno=fcntl.fcntl(plain, fcntl.F_DUPFD_CLOEXEC, 3))
 
 
 def _program(handle: int) -> str:

@@ -73,6 +73,9 @@ def main(handle: int, driver: int) -> NoReturn:
 
 class _Server:
     def __init__(self, handle: int, driver: int) -> None:
+        while (lowest := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass  # a standard stream that the driver has closed: what is opened later must not take its place
+        os.close(lowest)
         self._plain = socket.socket(fileno=handle)
         self._line = Connection(os.dup(handle))
         self._driver = driver
