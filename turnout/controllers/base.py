@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from turnout.checkpoint import Checkpoint
 from turnout.config import BackendConfig, DataConfig, RunConfig, ScalingConfig, ValidationConfig
+from turnout.errors import UnsupportedError
 from turnout.session.channel import Channel
 from turnout.session.collective import Collective, SoloCollective
 from turnout.session.events import WorkerEvent
@@ -39,6 +40,7 @@ class Traits:
         multi_node: its workers may be on several machines.
         ray_data: a Ray dataset can be used in its train functions.
         max_workers: how many workers it can place; None for no limit.
+        runs_aside: it can run a function in one more process, beside an attempt.
         runs_driver_per_rank: every rank runs the driver program too, and none is placed; rank 0 leads the run.
     """
 
@@ -49,6 +51,7 @@ class Traits:
     multi_node: bool
     ray_data: bool
     max_workers: int | None = None
+    runs_aside: bool = False
     runs_driver_per_rank: bool = False
 
 
@@ -158,6 +161,28 @@ class Controller(ABC):
             sink: takes every event that a rank publishes, and a `Died` for each rank that is gone without one. It is
                 called by one thread at a time. When a rank fails or dies, the controller ends the others.
         """
+
+    def run_aside(self, worker: Worker, sink: Sink, timeout_s: float | None) -> bool:
+        """Call ``worker`` in a process that is no rank, beside an attempt or between two, and block until it has ended.
+
+        It is called by one thread at a time, and by another than `run_attempt`.
+
+        Args:
+            worker: what the process runs, as the only one of its group.
+            sink: takes its events, as that of `run_attempt`.
+            timeout_s: seconds after which it is killed; None for no limit.
+
+        Returns:
+            Whether it ended by itself; False if it was killed, for its time or by `end_aside`.
+
+        Raises:
+            UnsupportedError: `Traits.runs_aside` is not set.
+            ControllerError: the process could not be started.
+        """
+        raise UnsupportedError(f"the controller {self.name!r} runs nothing beside an attempt")
+
+    def end_aside(self) -> None:  # noqa: B027  # where nothing runs aside nothing is to be ended
+        """Kill what `run_aside` runs, now and from now on; may be called from any thread."""
 
     @abstractmethod
     def abort(self, reason: str, grace_s: float) -> None:

@@ -14,6 +14,7 @@ from turnout.config import CheckpointConfig
 from turnout.controllers.base import Controller, RunSpec
 from turnout.errors import CheckpointError, ControllerError, StorageError, UsageError, WorkerGroupError
 from turnout.runtime.keeping import AttemptPlan, Kept
+from turnout.runtime.validations import LOG, Validations
 from turnout.session.events import Saved
 from turnout.session.stored_checkpoints import UPLOAD, StoredPlan
 from turnout.session.task_queue import TaskQueue
@@ -52,7 +53,7 @@ class StorageKeeper:
     """Holds a run's lease, begins its attempts, and keeps what they report.
 
     It owns two threads: one renews the lease and writes the history about once a second, one commits ASYNC checkpoints
-    and removes those that need not be kept.
+    and removes those that need not be kept; and a third, where checkpoints are validated beside training.
 
     Args:
         spec: the run; its storage path is set.
@@ -75,6 +76,9 @@ class StorageKeeper:
         self._history = MetricsHistory(self._run, has_flusher=True)
         self._logs = RunLogs(self._run)
         self._retention = Retention(self._run, self._config)
+        self._validations = self._make_validations()
+        self._validated_now: dict[str, CommitRecord] = {}
+        """What retention has not been told of yet, by name."""
         self._attempt = -1
         self._num_reports = 0
         self._metrics: dict[str, Any] | None = None
@@ -109,27 +113,10 @@ class StorageKeeper:
     ) -> None:
         """Finish background work, seal the history, say how the run ended, and let go of it."""
         with self._cleanup:
-            self._tasks.submit(_RETENTION, lambda: self._retain(None, self._retention, self._attempt))
-            # A train function that failed, or was interrupted, has waited for its uploads as long as it was to.
-            is_waited_for = error is not None and self._tasks.num_pending(UPLOAD) > 0
-            self._tasks.close(None if error is None else 0.0 if is_waited_for else self._config.drain_timeout_s)
-            while (failed := self._tasks.take_failure(_RETENTION)) is not None:
-                logger.warning("run %r: retention failed: %s", self._spec.name, failed)
             try:
-                if self._lost is not None or self._run.current_attempt() != self._attempt:
-                    self._history.close()
-                    if self._lost is not None and type(error) is WorkerGroupError:  # how it ended the ranks is no news
-                        raise ControllerError(str(self._lost)) from error
-                    return
-                self._seal()
-                status = "FINISHED" if error is None else "ERRORED" if isinstance(error, Exception) else "ABORTED"
-                self._run.finish(status, error=None if error is None else f"{type(error).__name__}: {text_of(error)}")
-                if error is None:
-                    self._kept = self._read_kept()  # while nobody else may change it
-            except StorageError as failure:  # the checkpoints are safe; what the user is told of comes first
-                if error is None:
-                    raise
-                logger.warning("run %r ended, but that could not be written: %s", self._spec.name, failure)
+                self._finish_validations(error)
+            finally:
+                self._finish(error)
 
     def begin_attempt(self, cause: str) -> AttemptPlan:
         """Take the next number, and find what to go on from."""
@@ -164,7 +151,7 @@ class StorageKeeper:
             resume_from=self.newest(),
             config=self._config,
             validation_config=self._spec.validation_config,
-            validates_here=True,
+            validates_here=self._validations is None,
             uploads=None if self._controller.traits.isolates_workers else self._tasks,
             marks_names=self._replaces,
         )
@@ -192,8 +179,10 @@ class StorageKeeper:
             removed = remove_superseded(self._run)
             logger.info("run %r replaces an older one: %d checkpoints are removed", self._run.name, len(removed))
         record, retention, attempt = saved.record, self._retention, self._attempt
+        if record is not None and record.status is _PENDING and self._validations is not None:
+            self._validations.submit(record)
         if record is not None and self._config.num_to_keep is not None:
-            self._tasks.submit(_RETENTION, lambda: self._retain(record, retention, attempt))
+            self._tasks.submit(_RETENTION, lambda: self._retain(retention, attempt, record))
 
     def on_log(self, rank: int, data: bytes) -> None:
         """Add it to the rank's log."""
@@ -253,26 +242,83 @@ class StorageKeeper:
                 )
         self._run.create(_summary_of(self._spec))
 
-    def _retain(self, committed_now: CommitRecord | None, retention: Retention, attempt: int) -> None:
+    def _make_validations(self) -> Validations | None:
+        config = self._spec.validation_config
+        if config is None or not self._controller.traits.runs_aside:
+            return None
+        return Validations(
+            self._run,
+            config,
+            self._controller,
+            is_led=lambda: self._lost is None and self._run.current_attempt() == self._attempt,
+            on_done=self._on_validated,
+            on_log=lambda data: self._logs.add(LOG, data),
+        )
+
+    def _on_validated(self, record: CommitRecord) -> None:
+        """On the thread of the validations: retention may now judge it by all its metrics, and remove it."""
+        if self._config.num_to_keep is not None:
+            self._validated_now[record.name] = record
+            retention, attempt = self._retention, self._attempt
+            self._tasks.submit(_RETENTION, lambda: self._retain(retention, attempt))
+
+    def _finish_validations(self, error: BaseException | None) -> None:
+        if self._validations is not None:
+            is_over = self._lost is not None or (error is not None and not isinstance(error, Exception))
+            self._validations.close(0.0 if is_over else None if error is None else self._config.drain_timeout_s)
+
+    def _finish(self, error: BaseException | None) -> None:
+        self._tasks.submit(_RETENTION, lambda: self._retain(self._retention, self._attempt, is_over=True))
+        # A train function that failed, or was interrupted, has waited for its uploads as long as it was to.
+        is_waited_for = error is not None and self._tasks.num_pending(UPLOAD) > 0
+        self._tasks.close(None if error is None else 0.0 if is_waited_for else self._config.drain_timeout_s)
+        while (failed := self._tasks.take_failure(_RETENTION)) is not None:
+            logger.warning("run %r: retention failed: %s", self._spec.name, failed)
+        try:
+            if self._lost is not None or self._run.current_attempt() != self._attempt:
+                self._history.close()
+                if self._lost is not None and type(error) is WorkerGroupError:  # how it ended the ranks is no news
+                    raise ControllerError(str(self._lost)) from error
+                return
+            self._seal()
+            status = "FINISHED" if error is None else "ERRORED" if isinstance(error, Exception) else "ABORTED"
+            self._run.finish(status, error=None if error is None else f"{type(error).__name__}: {text_of(error)}")
+            if error is None:
+                self._kept = self._read_kept()  # while nobody else may change it
+        except StorageError as failure:  # the checkpoints are safe; what the user is told of comes first
+            if error is None:
+                raise
+            logger.warning("run %r ended, but that could not be written: %s", self._spec.name, failure)
+
+    def _retain(
+        self, retention: Retention, attempt: int, committed_now: CommitRecord | None = None, *, is_over: bool = False
+    ) -> None:
         """Remove what need not be kept, on the background thread.
 
         Args:
-            committed_now: what was committed; None at the end of the run, when nothing is resumed from any more.
             retention: of the attempt.
             attempt: its number.
+            committed_now: what was committed, if anything was.
+            is_over: whether the run is, so that nothing is resumed from any more.
         """
-        protected = {each.name for each in retention.records if each.status is _PENDING}
         if committed_now is not None:
             retention.remember(committed_now)
-            protected |= {self._resumed_from} if self._resumed_from else set()
+        pending = {each.name for each in retention.records if each.status is _PENDING}
+        for name in pending & self._validated_now.keys():
+            retention.remember(self._validated_now.pop(name))
+            pending.discard(name)
+        in_use = {self._resumed_from} if self._resumed_from and not is_over else set()
         if self._lost is None:
-            retention.apply(protected, attempt=attempt)
+            retention.apply(pending | in_use, attempt=attempt)
 
     def _validated(self, records: list[CommitRecord]) -> list[CommitRecord]:
         """Make up for validations that a crash has cut off; without a validation to run they count as failed."""
         config, done = self._spec.validation_config, []
         for record in records:
             if record.status is not _PENDING:
+                done.append(record)
+            elif self._validations is not None:
+                self._validations.submit(record)
                 done.append(record)
             elif config is not None and not self._controller.traits.isolates_workers:
                 logger.info("run %r: validating %s, which was cut off", self._run.name, record.name)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -34,6 +36,7 @@ from turnout.storage import (
     checkpoint_of,
     commit,
     committed,
+    read_record,
     remove_tree,
     reported,
     stage,
@@ -46,6 +49,7 @@ logger = logging.getLogger(__name__)
 UPLOAD = "upload"
 """The kind of tasks that commit in the background; see `TaskQueue`."""
 _PENDING = ReportedCheckpointStatus.PENDING_VALIDATION
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.5  # at a record that waits for its validation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +168,28 @@ class StoredCheckpoints:
         self, consistency_mode: CheckpointConsistencyMode, timeout_s: float | None
     ) -> list[ReportedCheckpoint]:
         """All that are committed, oldest first; what is under way is waited for first."""
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         if os.getpid() == self._pid:  # a forked copy of the worker has no uploads under way
             self._uploads.drain(UPLOAD, timeout_s)
         run = self._plan.run
+        if consistency_mode is CheckpointConsistencyMode.VALIDATED and not self._plan.validates_here:
+            self._wait_for_validations(deadline)
         return [reported(run.checkpoints / record.name, record) for record in committed(run)]
+
+    def _wait_for_validations(self, deadline: float) -> None:
+        """The driver has them run; their outcome is in the records, which are looked at now and then."""
+        checkpoints = self._plan.run.checkpoints
+        names = [record.name for record in committed(self._plan.run) if record.status is _PENDING]
+        wait_s = _FIRST_LOOK_S
+        while names:
+            record = read_record(checkpoints / names[0])
+            if record is None or record.status is not _PENDING:
+                del names[0]
+            elif (left := deadline - time.monotonic()) <= 0:
+                return
+            else:
+                time.sleep(min(left, wait_s))
+                wait_s = min(2 * wait_s, _LONGEST_LOOK_S)
 
     def storage(self) -> RunStorage:
         """The run's storage."""

@@ -1,4 +1,4 @@
-"""Validating a committed checkpoint in this process, and merging the outcome into its record."""
+"""Validating a committed checkpoint, and, where that is done in line, merging the outcome into its record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turnout.session.activation import outside
 from turnout.session.metrics import plain_metrics
 from turnout.storage import CommitRecord, RunFolder, checkpoint_of, update_record
 
-__all__ = ["remembered_task", "task_of", "validate"]
+__all__ = ["measured", "remembered_task", "task_of", "task_of_record", "validate"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,20 +45,29 @@ def remembered_task(task: ValidationTaskConfig) -> dict[str, Any]:  # Any: what 
     return {_KEY: {"fn_kwargs": fn_kwargs, "timeout_s": task.timeout_s}}
 
 
+def task_of_record(record: CommitRecord) -> ValidationTaskConfig:
+    """The task that a commit record keeps."""
+    return ValidationTaskConfig(**record.extra.get(_KEY, {}))
+
+
+def measured(run: RunFolder, record: CommitRecord, config: ValidationConfig) -> dict[str, Any]:
+    """The metrics that the validation which ``record`` remembers returns, in types that JSON can hold."""
+    with outside():
+        returned = config.fn(checkpoint_of(run.checkpoints / record.name), **(task_of_record(record).fn_kwargs or {}))
+    return plain_metrics(returned)
+
+
 def validate(run: RunFolder, record: CommitRecord, config: ValidationConfig) -> CommitRecord:
-    """Run the validation that ``record`` remembers; one that fails is logged, and ends nothing.
+    """Run the validation that ``record`` remembers in line; one that fails is logged, and ends nothing.
 
     Returns:
         The record as it is afterwards, with the metrics that the validation returned.
     """
-    folder = run.checkpoints / record.name
-    task = ValidationTaskConfig(**record.extra.get(_KEY, {}))
+    task = task_of_record(record)
     metrics, status = None, ReportedCheckpointStatus.VALIDATION_FAILED
     started = time.monotonic()
     try:
-        with outside():
-            returned = config.fn(checkpoint_of(folder), **(task.fn_kwargs or {}))
-        metrics, status = plain_metrics(returned), ReportedCheckpointStatus.VALIDATED
+        metrics, status = measured(run, record, config), ReportedCheckpointStatus.VALIDATED
     except Exception:
         logger.exception("the validation of checkpoint %s failed; training goes on", record.name)
     taken = time.monotonic() - started
@@ -71,4 +80,4 @@ def validate(run: RunFolder, record: CommitRecord, config: ValidationConfig) -> 
             taken,
             task.timeout_s,
         )
-    return update_record(folder, metrics=metrics, status=status) or record
+    return update_record(run.checkpoints / record.name, metrics=metrics, status=status) or record
