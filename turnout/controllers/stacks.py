@@ -12,6 +12,7 @@ __all__ = ["Place", "merged", "where_of"]
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _OURS = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
+_ENTRY = os.path.join(_OURS, "runtime", "worker.py")  # calls the train function
 _INSTALLED = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _NOT_THE_USERS = (_OURS, *(os.path.realpath(path) + os.sep for path in _INSTALLED))
 
@@ -41,6 +42,9 @@ def where_of(dump: str) -> Place:
         return Place("does not answer (is it stopped?)")
     innermost = frames[0]
     users = next((frame for frame in frames if not os.path.realpath(frame[0]).startswith(_NOT_THE_USERS)), innermost)
+    # Under torchrun the program that called `fit()` stands below the train function.
+    entry = next((index for index, (file, _, _) in enumerate(frames) if os.path.realpath(file) == _ENTRY), None)
+    frames = frames[: entry or None]
     while len(frames) > 1 and _leads_to_the_user(frames[-1][0]):
         frames.pop()
     stack = "\n".join(f"    {file}:{line} in {function}" for file, line, function in frames)
