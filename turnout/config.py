@@ -283,6 +283,11 @@ class ValidationTaskConfig(_Config):
 class ValidationConfig(_Config):
     """What ``report(..., validation=True)`` runs beside training, on the committed checkpoint.
 
+    In this process and under torchrun it runs in line, on rank 0. On the process track it runs in a process of its own,
+    one checkpoint after another, and a checkpoint is not removed before. A run that has trained waits for what is left
+    at its end, each as long as its ``timeout_s``; one that has failed waits for `CheckpointConfig.drain_timeout_s`; one
+    that is interrupted does not wait. What is given up is made up for when the run is entered again.
+
     Args:
         fn: called as ``fn(checkpoint, **fn_kwargs)``; returns the metrics that are merged into the checkpoint's.
         task_config: the default arguments and time limit.
