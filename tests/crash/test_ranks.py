@@ -105,15 +105,21 @@ def test_either_rank_may_be_killed_at_each_point_and_its_driver_goes_on_from_the
     assert len(lane.told().errors) == 0, lane.told().errors
 
 
+def strikes_at_driver(mode: str) -> list[tuple[str, int, int, str]]:
+    if mode == "SYNC":
+        return strikes(mode, (0,), "kill_driver")
+    return strikes(mode, (1,), "kill_driver") + [(point, 2, 0, "kill_driver") for point in RANK_0]
+
+
 @pytest.mark.parametrize(
-    ("plan", "rank"),
-    [({"mode": "SYNC"}, 0), ({"mode": "MIXED", "num_to_keep": 2, "by_score": True}, 1)],
+    "plan",
+    [{"mode": "SYNC"}, {"mode": "MIXED", "num_to_keep": 2, "by_score": True}],
     ids=["sync", "mixed-keeps-best-2"],
 )
 def test_the_driver_may_be_killed_at_each_point_that_a_rank_has_come_to(
-    tmp_path: Path, tally: Tally, plan: dict[str, Any], rank: int
+    tmp_path: Path, tally: Tally, plan: dict[str, Any]
 ) -> None:
-    planned = strikes(plan["mode"], (rank,), "kill_driver")
+    planned = strikes_at_driver(plan["mode"])
     lane = Lane(tmp_path, tally, num_workers=2, strikes=planned, **plan)
     for _ in planned:
         assert lane.live() == -signal.SIGKILL, lane.output
