@@ -13,7 +13,7 @@ from tests.contract.tracks import IN_PROCESS, TRACKS, Track
 from turnout.controllers.process.client import lent_server
 
 # What ranks of the tests import: the server has it already, so that it is not read again for every rank.
-_PRELOADED = ("torch", "numpy", "psutil", "pytest", "tests.contract.tracks")
+_PRELOADED = ("torch", "torch.distributed", "numpy", "psutil", "pytest", "turnout.torch", "tests.contract.tracks")
 
 
 def _over(has_it: Callable[[Track], bool]) -> Any:  # Any: pytest's fixtures have no public type
@@ -31,6 +31,7 @@ track = _over(lambda track: True)
 retrying_track = _over(lambda track: track.retries)
 memory_track = _over(lambda track: track.keeps_in_memory)
 group_track = _over(lambda track: track.world_size > 1)
+placing_track = _over(lambda track: track.is_distributed)
 
 
 @pytest.fixture

@@ -21,10 +21,12 @@ def test_an_object_that_is_not_cut_is_handed_to_every_rank_whole(track: Track) -
     assert result.return_values == track.on_every_rank({"x": [1, 2]})
 
 
-def test_an_object_that_cannot_be_cut_is_refused_before_several_ranks_start(group_track: Track, tmp_path: Path) -> None:
+def test_an_object_that_cannot_be_cut_is_refused_before_several_ranks_start(
+    placing_track: Track, tmp_path: Path
+) -> None:
     for data in ([1, 2, 3], pa.table({"x": [1, 2, 3]})):
         with pytest.raises(DataError, match=r"datasets\['train'\].*DataConfig\.datasets_to_split"):
-            group_track.fit((tmp_path / "entered").touch, datasets={"train": data})
+            placing_track.fit((tmp_path / "entered").touch, datasets={"train": data})
     assert not (tmp_path / "entered").exists()
 
 

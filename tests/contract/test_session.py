@@ -13,8 +13,8 @@ import pytest
 
 import turnout
 import turnout.collective
-from tests.contract.tracks import Track, rank
-from turnout import RunConfig, UsageError
+from tests.contract.tracks import Fit, Track, rank
+from turnout import Result, RunConfig, UsageError
 from turnout.session import active
 
 FUNCTIONS: dict[str, Callable[[], Any]] = {
@@ -35,22 +35,29 @@ def test_outside_a_run_one_clear_error_says_how_to_start_one(name: str) -> None:
         FUNCTIONS[name]()
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_after_fit_no_session_is_left(track: Track, name: str) -> None:
-    track.fit(lambda: turnout.report({"x": 1}))
-    with pytest.raises(UsageError, match="no run is active here"):
-        FUNCTIONS[name]()
+def test_after_fit_no_session_is_left(track: Track) -> None:
+    def program(fit: Fit) -> None:
+        fit(lambda: turnout.report({"x": 1}))
+        for call in FUNCTIONS.values():
+            with pytest.raises(UsageError, match="no run is active here"):
+                call()
+
+    track.drive(program)
 
 
 def test_after_a_fit_that_raised_no_session_is_left_and_the_next_fit_works(track: Track) -> None:
     def fail() -> None:
         raise ValueError("no")
 
-    with pytest.raises(ValueError, match="no"):
-        track.fit(fail)
-    with pytest.raises(UsageError, match="no run is active here"):
-        turnout.report({})
-    assert track.fit(lambda: turnout.report({"x": 2})).metrics == {"x": 2}
+    def program(fit: Fit) -> Result:
+        with pytest.raises(ValueError, match="no"):
+            fit(fail)
+        with pytest.raises(UsageError, match="no run is active here"):
+            turnout.report({})
+        fit(lambda: turnout.report({"x": 1}))
+        return fit(lambda: turnout.report({"x": 2}))
+
+    assert track.drive(program).metrics == {"x": 2}
 
 
 def test_the_context_says_where_the_function_runs(track: Track) -> None:
@@ -118,14 +125,16 @@ def test_a_thread_of_the_train_function_shares_its_session(track: Track) -> None
 
 
 def test_fit_inside_a_train_function_is_refused_and_the_outer_run_goes_on(track: Track) -> None:
-    def train() -> str:
-        with pytest.raises(UsageError, match="fit\\(\\) was called inside a train function"):
-            track.fit(lambda: None)
-        turnout.report({"x": 1})
-        return turnout.get_context().get_experiment_name()
+    def program(fit: Fit) -> Result:
+        def train() -> str:
+            with pytest.raises(UsageError, match=r"fit\(\) was called inside a train function"):
+                fit(lambda: None)
+            turnout.report({"x": 1})
+            return turnout.get_context().get_experiment_name()
 
-    result = track.fit(train, run_config=RunConfig(name="outer"))
-    assert result.return_values == track.on_every_rank("outer")
+        return fit(train, run_config=RunConfig(name="outer"))
+
+    assert track.drive(program).return_value == "outer"
 
 
 def test_two_runs_on_two_threads_do_not_meet(track: Track) -> None:
@@ -182,7 +191,7 @@ def test_the_working_directory_and_environment_are_the_drivers_and_stay_as_they_
 
     def train() -> tuple[str, str]:
         seen = os.getcwd(), os.environ["OF_THE_DRIVER"]
-        if not track.runs_in_this_process:
+        if track.is_distributed:
             os.environ["OF_THE_RANK"] = "is not"
         return seen
 
@@ -195,12 +204,16 @@ def test_fit_leaves_the_interrupt_handler_as_it_was(track: Track) -> None:
     def own(*_: object) -> None:
         raise AssertionError("nobody interrupts")
 
-    before = signal.signal(signal.SIGINT, own)
-    try:
-        track.fit(lambda: None)
-        assert signal.getsignal(signal.SIGINT) is own
-    finally:
-        signal.signal(signal.SIGINT, before)
+    def program(fit: Fit) -> None:
+        for handler in (own, signal.default_int_handler):
+            before = signal.signal(signal.SIGINT, handler)
+            try:
+                fit(lambda: None)
+                assert signal.getsignal(signal.SIGINT) is handler
+            finally:
+                signal.signal(signal.SIGINT, before)
+
+    track.drive(program)
 
 
 def test_a_signal_handler_may_be_set_in_the_train_function(track: Track) -> None:

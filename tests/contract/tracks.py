@@ -8,16 +8,20 @@ that says so.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import turnout
 import turnout.collective
+from tests.contract.torchrun import run_under_torchrun
 from turnout import Checkpoint, DataParallelTrainer, Result, ScalingConfig, TrainRunContext, UserCallback
 
 T = TypeVar("T")
+
+Fit: TypeAlias = Callable[..., Result]
+"""Called as ``fit(train_fn, **arguments)`` with the arguments of a trainer but for ``scaling_config``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +47,50 @@ class Track:
     is_distributed: bool
 
     def fit(self, train_fn: Callable[..., Any], **arguments: Any) -> Result:
-        return DataParallelTrainer(train_fn, scaling_config=self.scaling_config, **arguments).fit()
+        """Train; where every rank has a `Result` of its own, rank 0's has the return values of all."""
+        run_config = arguments.get("run_config")
+        callbacks = [] if run_config is None else list(run_config.callbacks or ())
+        results = self.drive_everywhere(lambda fit: fit(train_fn, **arguments), callbacks)
+        if len(results) > 1 and results[0].path is None:
+            results[0].return_values = [result.return_value for result in results]
+        return results[0]
+
+    def drive(self, program: Callable[[Fit], T]) -> T:
+        """Run a driver program, which trains on this track by the function that it is given.
+
+        Returns:
+            What it returns; rank 0's, where every rank runs the driver program.
+        """
+        return self.drive_everywhere(program)[0]
+
+    def drive_everywhere(self, program: Callable[[Fit], T], callbacks: Sequence[UserCallback] = ()) -> list[T]:
+        """Run a driver program as `drive` does; returns what it returns in every process that runs it, by rank.
+
+        Args:
+            program: the program.
+            callbacks: of its runs; what those of rank 0 remember is brought back to them.
+        """
+
+        def fit(train_fn: Callable[..., Any], **arguments: Any) -> Result:
+            return DataParallelTrainer(train_fn, scaling_config=self.scaling_config, **arguments).fit()
+
+        return [program(fit)]
 
     def on_every_rank(self, value: T) -> list[T]:
         """What `Result.return_values` is if all ranks return the same."""
         return [value] * self.world_size
+
+
+class TorchrunTrack(Track):
+    """Every rank is a process that runs the whole driver program."""
+
+    def drive_everywhere(self, program: Callable[[Fit], T], callbacks: Sequence[UserCallback] = ()) -> list[T]:
+        def fit(train_fn: Callable[..., Any], **arguments: Any) -> Result:
+            from turnout.torch import TorchTrainer
+
+            return TorchTrainer(train_fn, scaling_config=self.scaling_config, **arguments).fit()
+
+        return run_under_torchrun(lambda: program(fit), world_size=self.world_size, callbacks=callbacks)
 
 
 IN_PROCESS = Track(
@@ -68,7 +111,16 @@ PROCESS = Track(
     retries=True,
     is_distributed=True,
 )
-TRACKS = (IN_PROCESS, PROCESS)
+TORCHRUN = TorchrunTrack(
+    name="torchrun",
+    scaling_config=ScalingConfig(num_workers=0),
+    world_size=2,
+    runs_in_this_process=False,
+    keeps_in_memory=True,
+    retries=False,
+    is_distributed=False,
+)
+TRACKS = (IN_PROCESS, TORCHRUN, PROCESS)
 
 
 class Recorder(UserCallback):
