@@ -304,7 +304,7 @@ class StorageKeeper:
         if committed_now is not None:
             retention.remember(committed_now)
         pending = {each.name for each in retention.records if each.status is _PENDING}
-        for name in pending & self._validated_now.keys():
+        for name in [name for name in pending if name in self._validated_now]:
             retention.remember(self._validated_now.pop(name))
             pending.discard(name)
         in_use = {self._resumed_from} if self._resumed_from and not is_over else set()
