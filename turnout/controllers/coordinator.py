@@ -112,6 +112,8 @@ class Coordinator(Loop):
         self._held: list[Callable[[], None]] = []
         """Failures that wait for the death of a rank that has hung up, since that comes first."""
         self._looks_for_stalls = False
+        self._askers: list[Callable[[dict[int, Place]], None]] = []
+        """Wait to be told where all ranks are."""
         self._strangers: set[ServedLine] = set()
         """Have connected, and not yet said who they are."""
         with contextlib.ExitStack() as cleanup:
@@ -209,6 +211,9 @@ class Coordinator(Loop):
         self._ask_where(lambda places: then(merged(places)))
 
     def _ask_where(self, then: Callable[[dict[int, Place]], None]) -> None:
+        self._askers.append(then)
+        if len(self._askers) > 1:
+            return  # the answers to the one before are for this one too
         texts: dict[int, bytearray] = {}
         asked = [(each.rank, each.control) for each in self._members.values() if each.control and not each.has_ended]
         deadline = time.monotonic() + _STACK_WAIT_S
@@ -230,7 +235,10 @@ class Coordinator(Loop):
                 return
             for _, line in asked:
                 self.unwatch(line)
-            then(self._places({rank: text.decode(errors="replace") for rank, text in texts.items()}))
+            places = self._places({rank: text.decode(errors="replace") for rank, text in texts.items()})
+            askers, self._askers = self._askers, []
+            for each in askers:
+                each(places)
 
         for rank, line in asked:
             with contextlib.suppress(OSError):
@@ -431,7 +439,7 @@ class Coordinator(Loop):
     def _complete(self, lane: _Lane, how: str) -> None:
         met, lane.waiting = lane.waiting, {}
         if how == "barrier":
-            message: Any = None
+            message: Any = b""
         elif how == "broadcast":
             message = met[0].data
         else:

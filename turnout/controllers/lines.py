@@ -62,7 +62,7 @@ class Line:
         data = self._rest or self._more()
         while len(data) < _HEADER.size:
             data += self._more()
-        end = _HEADER.size + _HEADER.unpack_from(data)[0]
+        end = _HEADER.size + _size_of(data)
         if len(data) < end:
             data = self._whole(data, end)
         self._rest = data[end:]
@@ -140,8 +140,17 @@ class ServedLine:
         Raises:
             EOFError, OSError: the other end is gone; what came whole before was given by the calls before.
         """
-        with contextlib.suppress(BlockingIOError):
-            self._receive()
+        if not self._incoming:  # by far the most: one small message, whole
+            try:
+                data = self._plain.recv(_PIECE)
+            except BlockingIOError:
+                return []
+            if len(data) == _HEADER.size + _size_of(data):
+                return [data[_HEADER.size :]]
+            self._take(data)
+        else:
+            with contextlib.suppress(BlockingIOError):
+                self._receive()
         return list(iter(self._next, None))
 
     def rest(self) -> list[bytes]:
@@ -197,7 +206,9 @@ class ServedLine:
         self._plain.close()
 
     def _receive(self) -> None:
-        data = self._plain.recv(_LARGE if len(self._incoming) >= _PIECE else _PIECE)
+        self._take(self._plain.recv(_LARGE if len(self._incoming) >= _PIECE else _PIECE))
+
+    def _take(self, data: bytes) -> None:
         if not data:
             raise EOFError("the other end has hung up")
         self._incoming += data
@@ -205,7 +216,7 @@ class ServedLine:
     def _next(self) -> bytes | None:
         if len(self._incoming) < _HEADER.size:
             return None
-        end = _HEADER.size + _HEADER.unpack_from(self._incoming)[0]
+        end = _HEADER.size + _size_of(self._incoming)
         if len(self._incoming) < end or (end > _GREETING_LIMIT and not self._is_open):
             return None
         with memoryview(self._incoming) as view:
@@ -242,6 +253,12 @@ def connected(address: Address, hello: bytes) -> Line:
         plain.close()
         raise
     return line
+
+
+def _size_of(data: bytes | bytearray) -> int:
+    """What the header at the start of ``data`` says; 0 if it has not come whole."""
+    size: int = _HEADER.unpack_from(data)[0] if len(data) >= _HEADER.size else 0
+    return size
 
 
 def _proof(key: bytes, *parts: bytes) -> bytes:

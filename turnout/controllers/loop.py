@@ -22,6 +22,7 @@ class Loop:
     def __init__(self) -> None:
         self._timers: list[tuple[float, int, Action]] = []
         self._timer_numbers = itertools.count()
+        self._actions: dict[int, Action] = {}
         self._cleanup = contextlib.ExitStack()
         self._selector = self._cleanup.enter_context(selectors.DefaultSelector())
         woken, self._waker = socket.socketpair()
@@ -35,23 +36,23 @@ class Loop:
         timers = self._timers
         while not is_done():
             for key, _ in self._selector.select(max(0.0, timers[0][0] - time.monotonic()) if timers else None):
-                if self._selector.get_map().get(key.fd) == key:  # else an action before has changed it
-                    key.data()
+                action: Action = key.data
+                if self._actions.get(key.fd) is action:  # else an action before has changed it
+                    action()
             while timers and timers[0][0] <= time.monotonic():
                 heapq.heappop(timers)[2]()
 
     def watch(self, file: Any, action: Action, *, writes: bool = False) -> None:  # Any: whatever has a fileno
         """Call ``action`` whenever ``file`` can be read, or written to if it ``writes``."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writes else 0)
-        if file in self._selector.get_map():
-            self._selector.modify(file, events, action)
-        else:
-            self._selector.register(file, events, action)
+        is_known = file.fileno() in self._actions if hasattr(file, "fileno") else file in self._actions
+        key = (self._selector.modify if is_known else self._selector.register)(file, events, action)
+        self._actions[key.fd] = action
 
     def unwatch(self, file: Any) -> None:  # Any: whatever has a fileno
         """Watch it no longer."""
         with contextlib.suppress(KeyError, ValueError, OSError):
-            self._selector.unregister(file)
+            del self._actions[self._selector.unregister(file).fd]
 
     def call_in(self, delay_s: float, action: Action) -> None:
         """Call ``action`` in the loop, once."""

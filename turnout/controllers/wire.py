@@ -49,7 +49,7 @@ class Meet(NamedTuple):
         number: how many times it has done that on this lane, from 1.
         how: what the meeting gives.
         place: the user's line that called, if it is known.
-        data: what the rank brings, pickled; the coordinator passes it on unread.
+        data: what the rank brings, pickled, or empty for None; the coordinator passes it on unread.
     """
 
     tag: str
@@ -148,7 +148,7 @@ class WireChannel:
             KeyboardInterrupt: the run was interrupted.
         """
         brings = how == "gather" or (how == "broadcast" and self.ranks.rank == 0)
-        data = dumps(value) if brings else b""
+        data = dumps(value) if brings and value is not None else b""
         with self._lock:
             if self.broken is not None:
                 raise self.broken.error()
@@ -167,8 +167,8 @@ class WireChannel:
                 self.broken = answer
                 raise answer.error()
         if how == "gather":
-            return [loads(each) for each in answer]
-        return None if how == "barrier" else loads(answer)
+            return [loads(each) if each else None for each in answer]
+        return loads(answer) if answer else None
 
     def branch(self, name: str) -> WireChannel:
         """A line of meetings beside this one; see `Channel.branch`."""
