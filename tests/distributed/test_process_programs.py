@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.ranks import command, fit, program
+from tests.distributed.ranks import ROOT, command, fit, program
 from turnout.collective import barrier
 
 PROGRAM = """
@@ -127,6 +128,26 @@ def test_a_rank_may_have_children_of_every_kind_and_they_end_with_it(tmp_path: P
         assert len([each for each in driver.alive() if "sleep" in " ".join(each.cmdline())]) == 0
         assert len(driver.alive()) == 2  # the program, and its server
         driver.process.communicate()
+        assert driver.wait() == 0, driver.text
+
+
+def test_ranks_run_the_drivers_own_copy_of_turnout(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "turnout", tmp_path / "copy" / "turnout")
+    source = """
+        import sys
+        sys.path.insert(0, "copy")
+        import turnout
+        from turnout import DataParallelTrainer, RunConfig, ScalingConfig
+
+        values = DataParallelTrainer(
+            lambda: turnout.__file__,
+            scaling_config=ScalingConfig(2, controller="process"),
+            run_config=RunConfig(storage_path="."),
+        ).fit().return_values
+        assert "copy" in turnout.__file__
+        assert values == [turnout.__file__] * 2, values
+    """
+    with program(tmp_path, source) as driver:
         assert driver.wait() == 0, driver.text
 
 

@@ -235,8 +235,9 @@ def _above_the_streams(plain: socket.socket) -> socket.socket:
 
 def _program(handle: int) -> str:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    # The package of this very driver, also if another copy of it is installed.
     return (
-        f"import sys; sys.path.append({root!r})\n"
+        f"import sys; sys.path.insert(0, {root!r}); import {_PACKAGE}; sys.path.append(sys.path.pop(0))\n"
         f"from turnout.controllers.process.server import main\n"
         f"main({handle}, {os.getpid()})"
     )
