@@ -82,7 +82,7 @@ def test_a_rank_that_returns_while_the_other_reduces_is_named_beside_torchs_erro
     text = text_of(failure_of(train, tmp_path))
     file, _, number = line_of(train, "reduces").rpartition(":")
     assert f'File "{file}", line {number}, in train' in text
-    assert "raised on rank 0" in text
+    assert f"on rank 0, {line_of(train, 'reduces')} in train:" in text
     assert "rank(s) that had returned by then: 1" in text
 
 
@@ -103,7 +103,7 @@ def test_a_data_loaders_workers_work_and_end_with_their_rank(method: str, num_wo
 
         loader: Any = DataLoader(
             Numbers(), num_workers=num_workers, multiprocessing_context=method, persistent_workers=True
-        )  # type: ignore[arg-type]
+        )
         items = [(int(index), int(pid)) for index, pid in loader]
         iterator = iter(loader)  # is left in the middle
         next(iterator)

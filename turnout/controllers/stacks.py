@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sysconfig
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["Place", "merged", "where_of"]
+__all__ = ["Place", "is_users", "merged", "where_of"]
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _OURS = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
@@ -41,7 +42,7 @@ def where_of(dump: str) -> Place:
     if not frames:
         return Place("does not answer (is it stopped?)")
     innermost = frames[0]
-    users = next((frame for frame in frames if not os.path.realpath(frame[0]).startswith(_NOT_THE_USERS)), innermost)
+    users = next((frame for frame in frames if is_users(frame[0])), innermost)
     # Under torchrun the program that called `fit()` stands below the train function.
     entry = next((index for index, (file, _, _) in enumerate(frames) if os.path.realpath(file) == _ENTRY), None)
     frames = frames[: entry or None]
@@ -50,6 +51,12 @@ def where_of(dump: str) -> Place:
     stack = "\n".join(f"    {file}:{line} in {function}" for file, line, function in frames)
     line = f"{users[0]}:{users[1]}"
     return Place(f"is in {innermost[2]} ({line})", line, stack)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_users(file: str) -> bool:
+    """Whether code of this file is the user's own, and not Turnout's, Python's or an installed package's."""
+    return not (file.startswith("<frozen ") or os.path.realpath(file).startswith(_NOT_THE_USERS))
 
 
 def merged(places: Mapping[int, Place]) -> str:

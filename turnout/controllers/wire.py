@@ -13,10 +13,12 @@ import signal
 import sys
 import threading
 from collections import Counter
+from types import FrameType
 from typing import Any, NamedTuple
 
 from turnout.combined_error import text_of
 from turnout.controllers.lines import Address, Line, connected
+from turnout.controllers.stacks import is_users
 from turnout.controllers.travel import dumps, loads, packed_error, traceback_text
 from turnout.errors import ControllerError, UsageError, WorkerGroupError
 from turnout.session.channel import ExchangeKind
@@ -232,8 +234,14 @@ class WireChannel:
 
 
 def _users_place() -> str:
-    """The innermost line that is not Turnout's own, as ``"file:line"``."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+    """The innermost line that is the user's own, else the innermost that is not Turnout's, as ``"file:line"``."""
+    frame: FrameType | None = sys._getframe(1)
+    place = ""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_users(file):
+            return f"{file}:{frame.f_lineno}"
+        if not place and frame.f_globals.get("__name__", "").partition(".")[0] != _PACKAGE:
+            place = f"{file}:{frame.f_lineno}"
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return place

@@ -5,6 +5,8 @@ from __future__ import annotations
 import traceback
 from types import TracebackType
 
+from turnout.controllers.stacks import is_users
+
 __all__ = ["place_of", "users_traceback"]
 
 _PACKAGE = __name__.partition(".")[0]
@@ -19,12 +21,18 @@ def users_traceback(error: BaseException) -> TracebackType | None:
 
 
 def place_of(error: BaseException) -> str:
-    """The innermost line of the user's that the exception passed through, as ``"file:line in function"``."""
-    place = "unknown place"
+    """The innermost line of the user's own that the exception passed through, as ``"file:line in function"``.
+
+    If it passed through none, since what trains is an installed package, the innermost that is not Turnout's.
+    """
+    users = others = None
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if not _is_name_ours(frame.f_globals.get("__name__", "")):
-            place = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
-    return place
+        place = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
+        if is_users(frame.f_code.co_filename):
+            users = place
+        elif not _is_name_ours(frame.f_globals.get("__name__", "")):
+            others = place
+    return users or others or "unknown place"
 
 
 def _is_ours(link: TracebackType) -> bool:
