@@ -33,8 +33,7 @@ Weights = dict[str, torch.Tensor]
 def train(config: dict[str, Any]) -> tuple[Weights, Weights]:
     """Train a sharded network; returns the weights that it began with and those that it ended with."""
     enable_reproducibility(seed=0)
-    images, labels = load_digits(return_X_y=True)
-    data = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))
+    data = TensorDataset(config["images"], config["labels"])
     share = 60 // turnout.get_context().get_world_size()  # 60 rows a step, whether 1, 2 or 3 ranks share them
     loader = prepare_data_loader(DataLoader(data, batch_size=share, drop_last=True))
     network = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
@@ -81,10 +80,12 @@ def whole(model: nn.Module) -> Weights:
 
 
 def run(num_workers: int, num_epochs: int, storage_path: str, start: Checkpoint | None = None) -> Result:
-    """Train on so many processes."""
+    """Train on so many processes. The data is small, and goes to them with the config."""
+    images, labels = load_digits(return_X_y=True)
+    config = {"epochs": num_epochs, "images": torch.tensor(images / 16).float(), "labels": torch.tensor(labels)}
     return TorchTrainer(
         train,
-        train_loop_config={"epochs": num_epochs},
+        train_loop_config=config,
         scaling_config=ScalingConfig(num_workers=num_workers, controller="process"),
         run_config=RunConfig(
             name=f"on-{num_workers}", storage_path=storage_path, logging_config=LoggingConfig("WARNING")
