@@ -80,15 +80,13 @@ def test_a_script_for_torchrun_runs_on_one_process() -> None:
     assert re.search(r"^rank 0: loss 0\.\d+; model.pt in memory$", output, re.MULTILINE), output
 
 
-@pytest.mark.parametrize("is_stored", [False, True], ids=["in memory", "stored"])
-def test_a_script_for_torchrun_runs_on_two_processes(is_stored: bool, tmp_path: Path) -> None:
-    variables = {"TURNOUT_STORAGE_PATH": str(tmp_path)} if is_stored else {}
-    output = run(*TORCHRUN, "examples/under_torchrun.py", cwd=ROOT, **variables)
-    place = "stored" if is_stored else "in memory"
-    losses = re.findall(rf"^rank \d: loss (\S+); model.pt {place}$", output, re.MULTILINE)
+def test_a_script_for_torchrun_runs_on_two_processes(tmp_path: Path) -> None:
+    output = run(*TORCHRUN, "examples/under_torchrun.py", TURNOUT_STORAGE_PATH=str(tmp_path))
+    losses = re.findall(r"^rank \d: loss (\S+); model.pt stored$", output, re.MULTILINE)
     assert len(losses) == 2, output
     assert losses[0] == losses[1]
-    assert len(list(tmp_path.glob("*/checkpoints/*/model.pt"))) == (4 if is_stored else 0)
+    assert len(list(tmp_path.glob("*/checkpoints/*/model.pt"))) == 4, "a checkpoint each epoch, equal files kept once"
+    assert not list(tmp_path.glob("*/checkpoints/*/rank_*"))
 
 
 def test_resume_goes_on_where_it_was_killed(tmp_path: Path) -> None:
@@ -124,6 +122,7 @@ def test_a_program_of_a_document_runs_as_it_stands(program: str, tmp_path: Path)
 def test_the_documents_have_programs() -> None:
     assert len(programs("README.md")) >= 2
     assert len(programs("docs/checkpoints.md")) >= 1
+    assert len(programs("docs/ranks.md")) >= 1
 
 
 def test_the_page_of_environment_variables_is_made_from_the_table() -> None:
