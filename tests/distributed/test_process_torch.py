@@ -101,8 +101,9 @@ def test_a_data_loaders_workers_work_and_end_with_their_rank(method: str, num_wo
     def train() -> tuple[list[int], set[int]]:
         from torch.utils.data import DataLoader
 
+        numbers: Any = Numbers()
         loader: Any = DataLoader(
-            Numbers(), num_workers=num_workers, multiprocessing_context=method, persistent_workers=True
+            numbers, num_workers=num_workers, multiprocessing_context=method, persistent_workers=True
         )
         items = [(int(index), int(pid)) for index, pid in loader]
         iterator = iter(loader)  # is left in the middle

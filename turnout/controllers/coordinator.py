@@ -23,12 +23,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from turnout.combined_error import text_of
+from turnout.controllers.asking import ask_for_stacks
 from turnout.controllers.base import Sink
 from turnout.controllers.lines import Address, ServedLine, framed
 from turnout.controllers.loop import Loop
 from turnout.controllers.stacks import Place, merged, where_of
-from turnout.controllers.travel import loads, unpacked_error
-from turnout.controllers.wire import CONTROL, DRIVERS, MAIN, Break, Hello, Lost, Meet
+from turnout.controllers.travel import loads
+from turnout.controllers.wire import CONTROL, DRIVERS, MAIN, Break, Hello, Meet, error_of, value_of
 from turnout.errors import WorkerGroupError
 from turnout.session.events import Died, Failed, Finished, Reported
 
@@ -38,8 +39,6 @@ logger = logging.getLogger(__name__)
 
 _GREETING_S = 5.0  # a stranger who connects and says nothing has a descriptor no longer
 _DEATH_S = 3.0  # from a rank's hanging up until its death is known
-_STACK_WAIT_S = 1.0  # for ranks that do not answer with their stacks, since they are stopped for example
-_STACK_QUIET_S = 0.05  # after the last piece of a stack
 
 
 @dataclass(slots=True)
@@ -214,37 +213,15 @@ class Coordinator(Loop):
         self._askers.append(then)
         if len(self._askers) > 1:
             return  # the answers to the one before are for this one too
-        texts: dict[int, bytearray] = {}
-        asked = [(each.rank, each.control) for each in self._members.values() if each.control and not each.has_ended]
-        deadline = time.monotonic() + _STACK_WAIT_S
-        heard = [time.monotonic()]
+        asked = {each.rank: each.control for each in self._members.values() if each.control and not each.has_ended}
 
-        def hear(rank: int, line: ServedLine) -> None:
-            with contextlib.suppress(OSError):
-                piece = os.read(line.fileno(), 1 << 16)
-                texts.setdefault(rank, bytearray()).extend(piece)
-                heard[0] = time.monotonic()
-                if piece:
-                    return
-            self.unwatch(line)
-
-        def look() -> None:
-            now = time.monotonic()
-            if now < deadline and (len(texts) < len(asked) or now < heard[0] + _STACK_QUIET_S):
-                self.call_in(_STACK_QUIET_S, look)
-                return
-            for _, line in asked:
-                self.unwatch(line)
-            places = self._places({rank: text.decode(errors="replace") for rank, text in texts.items()})
+        def tell(dumps: dict[int, str]) -> None:
             askers, self._askers = self._askers, []
+            places = self._places(dumps)
             for each in askers:
                 each(places)
 
-        for rank, line in asked:
-            with contextlib.suppress(OSError):
-                self.watch(line, functools.partial(hear, rank, line))
-                os.write(line.fileno(), b"?")
-        look()
+        ask_for_stacks(self, asked, tell)
 
     def _places(self, stacks: dict[int, str]) -> dict[int, Place]:
         waiting = self._lane(MAIN).waiting
@@ -368,14 +345,14 @@ class Coordinator(Loop):
             self.sink(event)
         elif type(event) is Failed:
             member.has_ended = True
-            fail = functools.partial(self._break_for, event._replace(error=_unpacked(event)))
+            fail = functools.partial(self._break_for, event._replace(error=error_of(event)))
             if self._hung_up_before(member):
                 self._held.append(fail)
                 self.call_in(_DEATH_S, self._release_held)
             else:
                 fail()
         elif type(event) is Finished:
-            self.sink(event._replace(value=_value_of(event)))
+            self.sink(event._replace(value=value_of(event)))
             member.has_ended = member.has_finished = True
             for lane in self._lanes.values():
                 self._fail_for_the_ended(lane)
@@ -517,25 +494,6 @@ def _listening(address: str | None, cleanup: contextlib.ExitStack) -> tuple[sock
     listener.bind(place)
     listener.listen(1024)
     return listener, place if address is None else listener.getsockname()
-
-
-def _unpacked(event: Failed) -> Exception:
-    try:
-        return unpacked_error(event.error)  # type: ignore[arg-type, return-value]  # it travels as bytes
-    except Exception:  # whatever a class of the user's does when it is built here
-        last = event.traceback.rstrip().rpartition("\n")[2]
-        return WorkerGroupError(last or "an exception that cannot be rebuilt here")
-
-
-def _value_of(event: Finished) -> Any:  # Any: the user's own
-    try:
-        value = loads(event.value)
-    except Exception as error:  # whatever a class of the user's does when it is built
-        value = Lost(f"cannot be read by the driver: {type(error).__name__}: {text_of(error)}")
-    if type(value) is Lost:
-        logger.warning("rank %d: its return value %s; it is None in the result", event.rank, value.why)
-        return None
-    return value
 
 
 def _dumped(message: Any) -> bytes:  # Any: an answer

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import fcntl
+import logging
 import os
 import signal
 import sys
@@ -19,12 +20,26 @@ from typing import Any, NamedTuple
 from turnout.combined_error import text_of
 from turnout.controllers.lines import Address, Line, connected
 from turnout.controllers.stacks import is_users
-from turnout.controllers.travel import dumps, loads, packed_error, traceback_text
+from turnout.controllers.travel import dumps, loads, packed_error, traceback_text, unpacked_error
 from turnout.errors import ControllerError, UsageError, WorkerGroupError
 from turnout.session.channel import ExchangeKind
 from turnout.session.events import Failed, Finished, RankInfo, WorkerEvent
 
-__all__ = ["CONTROL", "DRIVERS", "MAIN", "Address", "Break", "Hello", "Lost", "Meet", "WireChannel"]
+__all__ = [
+    "CONTROL",
+    "DRIVERS",
+    "MAIN",
+    "Address",
+    "Break",
+    "Hello",
+    "Lost",
+    "Meet",
+    "WireChannel",
+    "error_of",
+    "value_of",
+]
+
+logger = logging.getLogger(__name__)
 
 MAIN = "main"
 CONTROL = "control"
@@ -231,6 +246,27 @@ class WireChannel:
         except Exception as error:  # whatever a class of the user's does when it is pickled
             kind = type(event.value).__qualname__
             return dumps(Lost(f"is a {kind} and does not pickle ({type(error).__name__}: {text_of(error)})"))
+
+
+def error_of(event: Failed) -> Exception:
+    """The exception of an event that `WireChannel.publish` has packed."""
+    try:
+        return unpacked_error(event.error)  # type: ignore[arg-type, return-value]  # it travels as bytes
+    except Exception:  # whatever a class of the user's does when it is built here
+        last = event.traceback.rstrip().rpartition("\n")[2]
+        return WorkerGroupError(last or "an exception that cannot be rebuilt here")
+
+
+def value_of(event: Finished) -> Any:  # Any: the user's own
+    """The return value of an event that `WireChannel.publish` has packed; one that is lost is None, and warned of."""
+    try:
+        value = loads(event.value)
+    except Exception as error:  # whatever a class of the user's does when it is built
+        value = Lost(f"cannot be read by the driver: {type(error).__name__}: {text_of(error)}")
+    if type(value) is Lost:
+        logger.warning("rank %d: its return value %s; it is None in the result", event.rank, value.why)
+        return None
+    return value
 
 
 def _users_place() -> str:
