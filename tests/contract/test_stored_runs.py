@@ -389,7 +389,7 @@ def test_a_validation_that_fails_ends_nothing(
         return [each.status for each in turnout.get_all_reported_checkpoints()]
 
     result = track.fit(train, run_config=stored(tmp_path), validation_config=ValidationConfig(broken))
-    assert result.return_value == [ReportedCheckpointStatus.VALIDATION_FAILED]
+    assert result.return_values == track.on_every_rank([ReportedCheckpointStatus.VALIDATION_FAILED])
     # A rank of another process logs to its own standard error, which the driver shows.
     assert "ValueError: no such metric" in caplog.text + capsys.readouterr().out
 

@@ -125,6 +125,7 @@ class StoredCheckpoints:
         self._latest = plan.resume_from
         self._names: set[str] = set()
         self._meets = collective.world_size > 1
+        self._validates = plan.validates_here and collective.rank == 0
         self._committed: list[tuple[int, Checkpoint]] = []
         """In the background, and not yet known to be so by all ranks; oldest first."""
         self._pid = os.getpid()
@@ -172,12 +173,12 @@ class StoredCheckpoints:
         if os.getpid() == self._pid:  # a forked copy of the worker has no uploads under way
             self._uploads.drain(UPLOAD, timeout_s)
         run = self._plan.run
-        if consistency_mode is CheckpointConsistencyMode.VALIDATED and not self._plan.validates_here:
+        if consistency_mode is CheckpointConsistencyMode.VALIDATED and not self._validates:
             self._wait_for_validations(deadline)
         return [reported(run.checkpoints / record.name, record) for record in committed(run)]
 
     def _wait_for_validations(self, deadline: float) -> None:
-        """The driver has them run; their outcome is in the records, which are looked at now and then."""
+        """Rank 0 or the driver has them run; their outcome is in the records, which are looked at now and then."""
         checkpoints = self._plan.run.checkpoints
         names = [record.name for record in committed(self._plan.run) if record.status is _PENDING]
         wait_s = _FIRST_LOOK_S
@@ -383,7 +384,7 @@ class StoredCheckpoints:
         assert record is not None, "a rank brought a checkpoint"
         checkpoint = checkpoint_of(run.checkpoints / record.name)
         self._names.add(record.name)
-        if validation is not None and self._plan.validates_here and meeting.rank == 0:
+        if validation is not None and self._validates:
             assert self._plan.validation_config is not None, "a validation was asked for"
             record = validate(run, record, self._plan.validation_config)
         return Saved(checkpoint, is_committed=True, record=record, validation=validation)
