@@ -12,8 +12,21 @@ import pytest
 from tests.contract.tracks import IN_PROCESS, TRACKS, Track
 from turnout.controllers.process.client import lent_server
 
-# What ranks of the tests import: the server has it already, so that it is not read again for every rank.
-_PRELOADED = ("torch", "torch.distributed", "numpy", "psutil", "pytest", "turnout.torch", "tests.contract.tracks")
+# What ranks of the tests import, as train functions and, under torchrun, as driver programs: the server has it already,
+# so that it is not read again for every rank.
+_PRELOADED = (
+    "torch",
+    "torch.distributed",
+    "pandas",
+    "psutil",
+    "pyarrow.fs",
+    "pyarrow.parquet",
+    "pytest",
+    "tests.contract.tracks",
+    "turnout.controllers.local_torch",
+    "turnout.runtime.stored",
+    "turnout.torch",
+)
 
 
 def _over(has_it: Callable[[Track], bool]) -> Any:  # Any: pytest's fixtures have no public type

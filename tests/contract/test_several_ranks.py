@@ -192,6 +192,21 @@ def test_a_rank_that_raises_ends_the_wait_of_the_others_and_is_the_cause(group_t
     assert "raised on rank 1" in "\n".join(caught.value.__notes__)
 
 
+@pytest.mark.parametrize("leave", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
+def test_a_rank_whose_function_leaves_the_program_is_a_failure_that_says_how(
+    group_track: Track, tmp_path: Path, leave: BaseException
+) -> None:
+    def train() -> None:
+        if rank() == 1:
+            raise leave
+        turnout.collective.barrier()
+
+    how = r"sys\.exit\(3\)" if isinstance(leave, SystemExit) else "KeyboardInterrupt"
+    with pytest.raises(WorkerGroupError, match=f"the train function ended in {how}") as caught:
+        group_track.fit(train, run_config=stored(tmp_path))
+    assert "raised on rank 1" in "\n".join(caught.value.__notes__)
+
+
 def test_a_report_that_all_ranks_have_made_counts_though_one_fails_right_after_it(
     group_track: Track, tmp_path: Path
 ) -> None:
