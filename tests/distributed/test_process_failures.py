@@ -76,6 +76,22 @@ def test_a_rank_that_hangs_fails_the_run_with_its_own_line(tmp_path: Path) -> No
     assert "RunConfig.stall_timeout_s" in text
 
 
+def test_a_rank_that_skips_a_checkpoint_is_named_with_the_calls_number_and_everyones_line(tmp_path: Path) -> None:
+    def train() -> None:
+        for step in range(3):
+            if step == 1 and rank() == 1:
+                time.sleep(1000)  # sleeps
+            mine = tmp_path / f"{rank()}-{step}"
+            mine.mkdir()
+            (mine / "step").write_text(str(step))
+            turnout.report({"step": step}, turnout.Checkpoint.from_directory(mine))  # reports
+
+    text = failure_of(train, tmp_path / "runs", stall_timeout_s=0.3, stall_action="fail")
+    assert "report #2 has waited 0.3 s for rank(s) 1" in text
+    assert f"rank 0 waits in report #2 ({line_of(train, 'reports')})" in text
+    assert f"rank 1 is in train ({line_of(train, 'sleeps')})" in text
+
+
 def test_a_stall_that_only_warns_lets_the_run_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def train() -> str:
         if rank() == 1:

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 _PACKAGE = __name__.partition(".")[0]
 _MARK = "TURNOUT_SERVER"
 _START_LIMIT_S = 120.0
+_FORK_LIMIT_S = 60.0
 _END_LIMIT_S = 5.0
 
 _idle: list[Server] = []
@@ -108,9 +109,13 @@ class Server:
             self.line.send_bytes(pickle.dumps(Fork(launch)))
             for output in outputs:
                 socket.send_fds(self._plain, [b"!"], [output])
+            if not self.line.poll(_FORK_LIMIT_S):
+                raise TimeoutError(f"it has not answered within {_FORK_LIMIT_S:g} s; is it stopped?")
             answer = pickle.loads(self.line.recv_bytes())
         except (EOFError, OSError) as error:
-            raise ControllerError(f"the server that forks ranks (pid {self.pid}) is gone") from error
+            raise ControllerError(
+                f"the server that forks ranks (pid {self.pid}) is gone: {error or 'it hung up'}"
+            ) from error
         assert isinstance(answer, Forked), "the server is lent to one attempt, which has no ranks yet"
         return answer.pids
 

@@ -86,7 +86,11 @@ class _Server:
             os.set_blocking(each, False)
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        for module in pickle.loads(self._line.recv_bytes()):
+        try:
+            modules: list[str] = pickle.loads(self._line.recv_bytes())
+        except (EOFError, OSError):  # the driver was interrupted, or is gone
+            os._exit(0)
+        for module in modules:
             with contextlib.suppress(Exception):  # a rank that needs it says what is wrong with it
                 importlib.import_module(module)
         gc.collect()
