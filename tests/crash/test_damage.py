@@ -11,7 +11,6 @@ import pytest
 
 from tests.crash.lane import Lane, Tally
 from turnout.storage import committed
-from turnout.testing.faults import Fault
 
 NEWEST = "checkpoint_000003"
 
@@ -55,7 +54,7 @@ def go_on_from(lane: Lane, step: int, num_steps: int = 2) -> None:
 
 def train(lane: Lane, num_steps: int) -> None:
     """Without sealing the history, which takes longer than the training."""
-    assert lane.live(Fault(point="history.before_write", action="kill"), num_steps=num_steps) < 0, lane.output
+    assert lane.live(num_steps=num_steps, is_killed=True) < 0, lane.output
 
 
 @pytest.mark.parametrize("file", ["model.bin", "optimizer/state.bin", ".turnout.json"])

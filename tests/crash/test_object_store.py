@@ -135,7 +135,7 @@ def test_damage_on_s3_is_named_and_the_checkpoint_before_is_taken(
     tmp_path: Path, tally: Tally, s3: S3, bucket: str, damage: str
 ) -> None:
     lane = lane_on(tmp_path, tally, s3.uri(f"{bucket}/runs"))
-    assert lane.live(Fault(point="history.before_write", action="kill"), num_steps=3) < 0, lane.output
+    assert lane.live(num_steps=3, is_killed=True) < 0, lane.output
     assert lane.audit().newest == 2
     folder = lane.run.checkpoints / committed(lane.run)[-1].name
     file = folder / (".turnout.json" if damage.startswith("record") else "model.bin")
@@ -144,7 +144,7 @@ def test_damage_on_s3_is_named_and_the_checkpoint_before_is_taken(
     else:
         file.put((file.read() or b"")[:100])
     lane.expects(1)
-    goes_on_from = lane.live(Fault(point="history.before_write", action="kill"), num_steps=2)
+    goes_on_from = lane.live(num_steps=2, is_killed=True)
     assert goes_on_from < 0, lane.output
     assert str(file) in lane.output
     assert lane.audit().newest == 3

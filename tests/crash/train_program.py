@@ -38,7 +38,6 @@ from typing import Any
 import turnout
 from turnout import Checkpoint, CheckpointConfig, CheckpointConsistencyMode, CheckpointUploadMode
 from turnout.failpoints import arm
-from turnout.storage import RunFolder, StorageLocation
 from turnout.testing.faults import Fault, arm_from_environment, environment
 
 
@@ -61,6 +60,7 @@ class Plan:
         log_level: of the log on the standard error.
         num_workers: 0 for this process, else ranks of the process track.
         max_failures: as in `FailureConfig`.
+        is_killed: at its end, when all is committed and the history is not sealed: that costs the import of pyarrow.
         strikes: what strikes which rank, by the number of the attempt: point, passing, rank, and what happens: the
             action of a `Fault`, or ``"kill_driver"``.
     """
@@ -79,6 +79,7 @@ class Plan:
     log_level: str = "WARNING"
     num_workers: int = 0
     max_failures: int = 0
+    is_killed: bool = False
     strikes: list[tuple[str, int, int, str]] = field(default_factory=list)
 
 
@@ -187,8 +188,9 @@ class Pause(turnout.UserCallback):
 
 def train(plan: Plan, notes: Notes, driver: int) -> None:
     rank = turnout.get_context().get_world_rank()
+    attempt = turnout.get_context().get_storage()._run.current_attempt()
     if plan.num_workers:
-        arm_in_rank(plan, rank, driver)
+        arm_in_rank(plan, attempt, rank, driver)
         logging.getLogger("turnout.storage.commit").setLevel(logging.ERROR)  # a warning for each file that differs
     notes.add("pid", f"{rank} {os.getpid()}")
     start = first_step(plan)
@@ -207,18 +209,28 @@ def train(plan: Plan, notes: Notes, driver: int) -> None:
         )
         notes.add("taken", step)
         if plan.mode == "ASYNC" and plan.asks and step % 3 == 2:
-            reported = turnout.get_all_reported_checkpoints(CheckpointConsistencyMode.COMMITTED)
-            is_sync = bool(reported) and reported[-1].metrics["step"] == step  # else the upload has failed
+            is_sync = is_committed(step, attempt)
         if is_sync:
             notes.add("returned", step)
         if step == start and rank == 0:
             os.write(1, b"reported\n")
         shutil.rmtree(folder, ignore_errors=True)
+    if plan.is_killed:
+        turnout.get_all_reported_checkpoints(CheckpointConsistencyMode.COMMITTED)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
-def arm_in_rank(plan: Plan, rank: int, driver: int) -> None:
-    run = RunFolder.at(StorageLocation.open(turnout.get_context().get_storage().path))
-    attempt = run.current_attempt()
+def is_committed(step: int, attempt: int) -> bool:
+    """Whether the run says so, once it has waited for the uploads; one that has failed is not."""
+    reported = turnout.get_all_reported_checkpoints(CheckpointConsistencyMode.COMMITTED)
+    if not reported or reported[-1].metrics["step"] != step:
+        return False
+    # If this attempt has been superseded, the newer one may list that step of its own.
+    name = os.path.basename(reported[-1].checkpoint.path)
+    return name.partition("-a")[2] == (str(attempt) if attempt else "")
+
+
+def arm_in_rank(plan: Plan, attempt: int, rank: int, driver: int) -> None:
     if attempt >= len(plan.strikes) or plan.strikes[attempt][2] != rank:
         return
     point, on_hit, _, action = plan.strikes[attempt]
