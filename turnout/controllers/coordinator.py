@@ -28,8 +28,7 @@ from turnout.controllers.base import Sink
 from turnout.controllers.lines import Address, ServedLine, framed
 from turnout.controllers.loop import Loop
 from turnout.controllers.stacks import Place, merged, where_of
-from turnout.controllers.travel import loads
-from turnout.controllers.wire import CONTROL, DRIVERS, MAIN, Break, Hello, Meet, error_of, value_of
+from turnout.controllers.wire import CONTROL, DRIVERS, MAIN, Break, Hello, Meet, error_of, understood, value_of
 from turnout.errors import WorkerGroupError
 from turnout.session.events import Died, Failed, Finished, Reported
 
@@ -49,8 +48,8 @@ class _Member:
     lines: dict[str, ServedLine] = field(default_factory=dict)
     control: ServedLine | None = None
     num_reports: int = 0
-    last_seen: str = ""
-    """Its last meeting and the user's line that called it."""
+    last_seen: Meet | None = None
+    """Its last meeting that a line of the user's has called."""
     has_finished: bool = False
     has_left: bool = False
     """It has hung up."""
@@ -291,9 +290,9 @@ class Coordinator(Loop):
             self._understand(member, lane, data)
 
     def _understand(self, member: _Member, lane: _Lane, data: bytes) -> None:
-        message = loads(data)
-        if type(message) is tuple:
-            self._arrive(member, lane, Meet._make(message))
+        message = understood(data)
+        if type(message) is Meet:
+            self._arrive(member, lane, message)
         else:
             self._take(member, message)
 
@@ -383,7 +382,7 @@ class Coordinator(Loop):
 
     def _arrive(self, member: _Member, lane: _Lane, meet: Meet) -> None:
         if lane.name == MAIN and meet.place:
-            member.last_seen = f"{meet.tag} #{meet.number} ({meet.place})"
+            member.last_seen = meet
         if lane.name == DRIVERS:
             self.read_rest(member.rank, but=DRIVERS)  # what it has sent before on other lines comes first
             refusal = self._drivers_broken
@@ -399,7 +398,7 @@ class Coordinator(Loop):
                 self.call_in(self._stall_timeout_s, self._look_for_stalls)
         lane.waiting[member.rank] = meet
         first = next(iter(lane.waiting.values()))
-        if first.what != meet.what:
+        if first[:3] != meet[:3]:
             where = "; ".join(f"rank {rank} is in {each}" for rank, each in sorted(lane.waiting.items()))
             rank = min(lane.waiting)
             self._fail(

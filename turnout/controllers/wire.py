@@ -23,7 +23,7 @@ from turnout.controllers.stacks import is_users
 from turnout.controllers.travel import dumps, loads, packed_error, traceback_text, unpacked_error
 from turnout.errors import ControllerError, UsageError, WorkerGroupError
 from turnout.session.channel import ExchangeKind
-from turnout.session.events import Failed, Finished, RankInfo, WorkerEvent
+from turnout.session.events import Failed, Finished, RankInfo, Reported, WorkerEvent
 
 __all__ = [
     "CONTROL",
@@ -36,6 +36,7 @@ __all__ = [
     "Meet",
     "WireChannel",
     "error_of",
+    "understood",
     "value_of",
 ]
 
@@ -59,7 +60,7 @@ class Hello(NamedTuple):
 
 
 class Meet(NamedTuple):
-    """A rank has come to a meeting.
+    """A rank has come to a meeting; its first three parts must be the same on every rank.
 
     Args:
         tag: what it is doing.
@@ -74,11 +75,6 @@ class Meet(NamedTuple):
     how: ExchangeKind
     place: str
     data: bytes
-
-    @property
-    def what(self) -> tuple[str, int, ExchangeKind]:
-        """What must be the same on every rank."""
-        return self[:3]
 
     def __str__(self) -> str:
         return f"{self.tag} #{self.number}" + (f" ({self.place})" if self.place else "")
@@ -147,6 +143,9 @@ class WireChannel:
         Raises:
             UsageError: this process is a forked copy of the rank.
         """
+        if type(event) is Reported:  # by far the most, so as a plain tuple
+            self._send(dumps((None, *event)))
+            return
         if type(event) is Failed:
             event = event._replace(
                 error=packed_error(event.error),  # type: ignore[arg-type]  # unpacked at the other end
@@ -246,6 +245,15 @@ class WireChannel:
         except Exception as error:  # whatever a class of the user's does when it is pickled
             kind = type(event.value).__qualname__
             return dumps(Lost(f"is a {kind} and does not pickle ({type(error).__name__}: {text_of(error)})"))
+
+
+def understood(data: bytes) -> Meet | WorkerEvent:
+    """A message of a rank's; an event's exception or value is still packed."""
+    message = loads(data)
+    if type(message) is not tuple:
+        event: WorkerEvent = message
+        return event
+    return tuple.__new__(Reported, message[1:]) if message[0] is None else tuple.__new__(Meet, message)
 
 
 def error_of(event: Failed) -> Exception:
