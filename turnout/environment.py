@@ -14,6 +14,7 @@ __all__ = [
     "EnvironmentVariable",
     "Overrides",
     "TorchrunVariables",
+    "is_under_torchrun",
     "is_worker",
     "torchrun_variables",
 ]
@@ -121,9 +122,9 @@ class TorchrunVariables:
         Raises:
             UsageError: one cannot be meant.
         """
-        texts = torchrun_variables()
-        if len(texts) < len(TORCHRUN_VARIABLES):
+        if not is_under_torchrun():
             return None
+        texts = torchrun_variables()
         size = _number("WORLD_SIZE", texts["WORLD_SIZE"], 1)
         local_size = _number("LOCAL_WORLD_SIZE", texts["LOCAL_WORLD_SIZE"], 1, size)
         return cls(
@@ -148,6 +149,11 @@ def torchrun_variables() -> dict[str, str]:
     if is_worker():
         return {}
     return {name: os.environ[name] for name in TORCHRUN_VARIABLES if name in os.environ}
+
+
+def is_under_torchrun() -> bool:
+    """Whether torchrun has started this process: all six of its variables are set."""
+    return len(torchrun_variables()) == len(TORCHRUN_VARIABLES)
 
 
 def _number(name: str, text: str, least: int, most: int | None = None) -> int:

@@ -33,7 +33,7 @@ def fit(train_fn: Callable[..., Any], storage: Path, *, num_workers: int = 2, co
     ).fit()
 
 
-def failure_of(train_fn: Callable[..., Any], storage: Path, *, within_s: float = 8.0, **arguments: Any) -> str:
+def failure_of(train_fn: Callable[..., Any], storage: Path, *, within_s: float = 12.0, **arguments: Any) -> str:
     """The text that a user sees of a run that fails, which it must do in time."""
     started = time.monotonic()
     with pytest.raises(turnout.TrainingFailedError) as caught:

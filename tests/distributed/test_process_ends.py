@@ -84,7 +84,7 @@ def test_a_server_that_is_killed_fails_the_run_and_leaves_nothing(tmp_path: Path
         driver.process.stdin.write("\n")
         driver.process.stdin.flush()
         driver.wait_for("next: [7, 7]")
-        assert "ERROR WorkerGroupError rank 0 died: died with the server that forks ranks (pid " in driver.text
+        assert "ERROR WorkerGroupError rank 0 died with the server that forks ranks (pid " in driver.text
         assert "), which was killed by SIGKILL" in driver.text
         assert "children: []" in driver.text
         names = [" ".join(each.cmdline()) for each in driver.alive()]

@@ -67,7 +67,7 @@ def test_a_rank_that_is_killed_while_the_other_reduces_comes_first(tmp_path: Pat
         torch.distributed.all_reduce(torch.ones(1))
 
     error = failure_of(train, tmp_path)
-    assert str(error).startswith("rank 1 died: was killed by SIGKILL (out of memory?)")
+    assert str(error).startswith("rank 1 was killed by SIGKILL (out of memory?)")
     assert next(iter(error.worker_failures)) == 1
 
 

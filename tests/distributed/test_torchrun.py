@@ -134,6 +134,11 @@ def test_every_rank_is_told_the_same_and_the_run_is_written_once(tmp_path: Path)
         def results(result):
             return [result.metrics, result.return_values, result.path, result.checkpoint and result.checkpoint.path]
 
+        def returns_late():
+            time.sleep(0.3 * rank())
+            return f"of {rank()}"
+
+        late = fit(returns_late).return_values
         memory = results(fit(train))
         stored = results(fit(train, storage_path=f"{OUT}/storage", callbacks=[]))
         dist.init_process_group("gloo")
@@ -143,7 +148,8 @@ def test_every_rank_is_told_the_same_and_the_run_is_written_once(tmp_path: Path)
         dist.destroy_process_group()
         last = fit(train).metrics["number"]
         tell(
-            memory=memory, stored=stored, again=again, is_left=is_left, last=last, port=variables["MASTER_PORT"],
+            late=late, memory=memory, stored=stored, again=again, is_left=is_left, last=last,
+            port=variables["MASTER_PORT"],
             threads=[each.name for each in threading.enumerate()],
             changed={k: os.environ.get(k) for k in {*os.environ, *variables} if os.environ.get(k) != variables.get(k)},
         )
@@ -152,6 +158,7 @@ def test_every_rank_is_told_the_same_and_the_run_is_written_once(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     both = told(tmp_path)
     for rank, each in enumerate(both):
+        assert each["late"] == [f"of {rank}"], "in memory each rank has its own result"
         metrics, values, path, _ = each["memory"]
         assert (metrics, path, len(values)) == ({"rank": rank, "number": 1}, None, 1)
         assert values[0]["ranks"] == [2, rank, rank, 0]
@@ -357,6 +364,8 @@ def test_what_cannot_be_meant_under_torchrun_is_refused(tmp_path: Path) -> None:
             other=refusal(lambda: DataParallelTrainer(train, scaling_config=here, run_config=stored)),
             nameless=refusal(lambda: TorchTrainer(train, scaling_config=here, run_config=stored)),
             overwrites=refusal(lambda: TorchTrainer(train, scaling_config=here, run_config=overwrites)),
+            data=refusal(lambda: TorchTrainer(train, scaling_config=here, datasets={"x": [1, 2]})),
+            made=refusal(lambda: TorchTrainer(train, scaling_config=here, datasets={"x": lambda: [1, 2]})),
             alone=DataParallelTrainer(train, scaling_config=here).fit().metrics,
         )
     """
@@ -371,5 +380,8 @@ def test_what_cannot_be_meant_under_torchrun_is_refused(tmp_path: Path) -> None:
         assert each["nameless"][0] == "UsageError"
         assert "RunConfig(name=...)" in each["nameless"][1]
         assert each["overwrites"][0] == "UsageError"
+        for name in ("data", "made"):
+            assert each[name][0] == "DataError"
+            assert "datasets['x']" in each[name][1]
         assert each["alone"] == {"alone": 1}
     assert "trains alone in each of torchrun's 2 processes" in done.stderr

@@ -47,7 +47,7 @@ class ThreadController(Controller):
         def publish(event: WorkerEvent) -> None:
             with lock:
                 if isinstance(event, Finished) and event.rank == self.silent_rank:
-                    sink(Died(event.rank, "SIGKILL"))
+                    sink(Died(event.rank, "was killed"))
                 else:
                     sink(event)
                 if isinstance(event, Failed):

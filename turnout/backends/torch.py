@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 from turnout.backends.base import Backend
 from turnout.checks import check_choice, check_number, check_text, refused
 from turnout.config import BackendConfig
-from turnout.environment import is_worker, torchrun_variables
+from turnout.environment import is_under_torchrun, is_worker
 from turnout.errors import ControllerError, ResourceError, UsageError
 from turnout.session.collective import Collective
 from turnout.session.events import RankInfo
@@ -103,6 +103,8 @@ class TorchBackend(Backend):
             self._share_cores(ranks)
             store = None if dist.is_initialized() else self._store(ranks, rendezvous)
             self._undo.append(init_group(self.config, ranks, store))
+            # Rank 0 serves the store, which goes with its group: nobody's train function may return before all have it.
+            rendezvous.barrier("torch's process group")
         except BaseException as error:
             self.stop(error if isinstance(error, Exception) else None)
             raise
@@ -126,7 +128,7 @@ class TorchBackend(Backend):
             # The socket listens already, so that nobody can take its port and nobody comes too early: the others
             # connect while rank 0 makes its end of the store.
             host, port = rendezvous.broadcast("torch's store", own)
-            if not torchrun_variables():  # else they are torchrun's, whose store stays where they say
+            if not is_under_torchrun():  # else they are torchrun's, whose store stays where they say
                 self._set_variables({"MASTER_ADDR": host, "MASTER_PORT": str(port)})
             if is_one_node and "GLOO_SOCKET_IFNAME" not in os.environ:
                 # Else gloo resolves the host's name, which may take seconds, fail, or give another interface.
@@ -164,7 +166,7 @@ class TorchBackend(Backend):
         """Let the ranks of one node share its cores, where each would use them all, unless the user has said how."""
         import torch
 
-        if ranks.local_world_size == 1 or "OMP_NUM_THREADS" in os.environ:
+        if ranks.local_world_size == 1 or os.environ.get("OMP_NUM_THREADS"):
             return
         before, share = torch.get_num_threads(), max(1, _num_cores() // ranks.local_world_size)
         if share < before:

@@ -23,6 +23,7 @@ from turnout.controllers.coordinator import Coordinator
 from turnout.controllers.interrupts import signals_handled
 from turnout.controllers.travel import packed_error, unpacked_error
 from turnout.controllers.wire import DRIVERS, Address, WireChannel
+from turnout.data import check_datasets
 from turnout.environment import TorchrunVariables
 from turnout.errors import ControllerError, MissingDependencyError, UsageError, WorkerGroupError
 from turnout.session.channel import ExchangeKind
@@ -77,6 +78,7 @@ class LocalTorchController(Controller):
             local_world_size=variables.local_world_size,
             node_rank=variables.rank // variables.local_world_size,
         )
+        check_datasets(spec.datasets, spec.dataset_config, world_size=variables.world_size, ray_error=UsageError)
         self._is_stored = spec.run_config.storage_path is not None
         self._leader: _Leader | None = None
         with contextlib.ExitStack() as cleanup:
@@ -131,13 +133,14 @@ class LocalTorchController(Controller):
 
     def _agreed(self, words: _LastWords, own: Failed | Finished | None) -> list[WorkerEvent]:
         """The last words of the ranks, the same on all of them and the first cause first."""
-        if not self._is_stored:
-            words.finished.clear()  # every rank has its own result
         try:
             self._drivers.barrier("the end of the attempt")
+            if not self._is_stored:
+                words.finished.clear()  # every rank has its own result
             words = self._drivers.broadcast("how the attempt ended", words.packed()).unpacked()
         except (WorkerGroupError, OSError) as error:
             logger.debug("the ranks could not agree on how the attempt ended: %s", error)
+            words = _LastWords(words.failures, words.finished if self._is_stored else None)
         return words.with_own(own)
 
 
@@ -168,7 +171,7 @@ class _LastWords:
     def take(self, event: WorkerEvent) -> bool:
         """Keep an event, if it is one of these."""
         if isinstance(event, Died):
-            event = Failed(event.rank, WorkerGroupError(f"rank {event.rank} died: {event.reason}"), "")
+            event = Failed(event.rank, WorkerGroupError(f"rank {event.rank} {event.reason}"), "")
         if isinstance(event, Failed):
             self.failures.append(event)
         elif isinstance(event, Finished):

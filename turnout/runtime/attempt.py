@@ -71,7 +71,7 @@ class Attempt:
             case Log(rank=rank, data=data):
                 self._on_log(rank, data)
             case Died(rank=rank, reason=reason):
-                self.failures.setdefault(rank, WorkerGroupError(f"rank {rank} died: {reason}"))
+                self.failures.setdefault(rank, WorkerGroupError(f"rank {rank} {reason}"))
 
     def _merge(self, event: Reported) -> None:
         self._waiting.setdefault(event.rank, deque()).append(event)

@@ -108,7 +108,7 @@ def error_of(outcome: Outcome, attempt: Attempt, decision: Decision, run_name: s
     told = [
         _told(other, each)
         for other, each in attempt.failures.items()
-        if other != rank and text_of(cause) not in _told(other, each)
+        if other != rank and text_of(cause).partition("\n")[0] not in _told(other, each)
     ]
     if told:
         first_lines = (each.partition("\n")[0] for each in told)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from turnout.backends.base import Backend, backend_for
-from turnout.config import BackendConfig
+from turnout.config import BackendConfig, DataConfig
 from turnout.controllers.base import RunSpec, Traits
 from turnout.data import shards_for
 from turnout.errors import WorkerGroupError
@@ -37,6 +37,7 @@ class TrainWorker:
         train_fn: the train function, with its configuration bound.
         backend_config: the framework's process group, if any.
         datasets: what `get_dataset_shard` gives, by name.
+        dataset_config: how they are dealt.
         forms_group: whether the ranks form a group, so that they meet and the framework's backend is started.
         is_placed: whether the ranks are processes that the controller placed, and not those of the driver program.
         checkpoints: makes the part of the session that keeps checkpoints.
@@ -46,6 +47,7 @@ class TrainWorker:
     train_fn: Callable[[], Any]  # Any: the user's own return value
     backend_config: BackendConfig | None
     datasets: Mapping[str, Any]  # Any: data of the user's
+    dataset_config: DataConfig
     forms_group: bool
     is_placed: bool
     checkpoints: Callable[[Collective, Outbox], Checkpoints]
@@ -58,6 +60,7 @@ class TrainWorker:
             train_fn=spec.train_fn,
             backend_config=spec.backend_config,
             datasets=spec.datasets,
+            dataset_config=spec.dataset_config,
             forms_group=traits.forms_group,
             is_placed=traits.forms_group and not traits.runs_driver_per_rank,
             checkpoints=checkpoints,
@@ -97,7 +100,7 @@ class TrainWorker:
             outbox=outbox,
             collective=collective,
             checkpoints=self.checkpoints(collective, outbox),
-            shards=shards_for(self.datasets),
+            shards=shards_for(self.datasets, self.dataset_config, world_size=collective.world_size),
         )
         with activated(utils):
             try:

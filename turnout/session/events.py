@@ -135,7 +135,7 @@ class Failed(NamedTuple):
 
 
 class Died(NamedTuple):
-    """The worker is gone without a word of its own; ``reason`` says how, as far as its controller knows."""
+    """The worker is gone without a word of its own; ``reason`` says how, in words that follow its rank."""
 
     rank: int
     reason: str

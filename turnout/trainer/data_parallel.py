@@ -21,7 +21,7 @@ from turnout.config import (
 )
 from turnout.controllers import registry
 from turnout.controllers.base import Controller, RunSpec
-from turnout.environment import TORCHRUN_VARIABLES, Overrides, torchrun_variables
+from turnout.environment import TORCHRUN_VARIABLES, Overrides, is_under_torchrun, torchrun_variables
 from turnout.errors import UnsupportedError, UsageError
 from turnout.filesystem import redacted
 from turnout.result import Result
@@ -126,7 +126,7 @@ class DataParallelTrainer:
             run = dataclasses.replace(run, storage_path=overrides.storage_path, storage_filesystem=None)
         is_local = scaling.num_workers == 0
         name = self._local_controller(run) if is_local else scaling.controller or _DEFAULT_CONTROLLER
-        if not is_local and len(torchrun_variables()) == len(TORCHRUN_VARIABLES):
+        if not is_local and is_under_torchrun():
             raise UsageError(
                 f"num_workers={scaling.num_workers!r} under torchrun: each of its {os.environ['WORLD_SIZE']} processes "
                 "would start a group of its own. Pass ScalingConfig(num_workers=0) to train on torchrun's processes, "
@@ -169,7 +169,7 @@ class DataParallelTrainer:
     def _local_controller(self, run: RunConfig) -> str:
         """The controller for ``num_workers=0``; a framework whose ranks torchrun can start overrides it."""
         found = torchrun_variables()
-        if len(found) < len(TORCHRUN_VARIABLES):
+        if not is_under_torchrun():
             _warn_of_missing(found)
         elif run.storage_path is not None:
             raise UnsupportedError(

@@ -8,7 +8,7 @@ from typing import Any
 from turnout.backends.torch import TorchConfig
 from turnout.checkpoint import Checkpoint
 from turnout.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
-from turnout.environment import TORCHRUN_VARIABLES, torchrun_variables
+from turnout.environment import is_under_torchrun
 from turnout.trainer.data_parallel import DataParallelTrainer
 
 __all__ = ["TorchTrainer"]
@@ -61,6 +61,6 @@ class TorchTrainer(DataParallelTrainer):
         )
 
     def _local_controller(self, run: RunConfig) -> str:
-        if len(torchrun_variables()) == len(TORCHRUN_VARIABLES):
+        if is_under_torchrun():
             return "torchrun"
         return super()._local_controller(run)
