@@ -387,7 +387,8 @@ class Coordinator(Loop):
             self.read_rest(member.rank, but=DRIVERS)  # what it has sent before on other lines comes first
             refusal = self._drivers_broken
         else:
-            refusal = self.broken or (self._stop if meet.tag == "report" else None)
+            # An interrupt is the same on every rank, though the first that has heard of it may have ended already.
+            refusal = (self._stop if meet.tag == "report" else None) or self.broken
         if refusal is not None:
             self._answer(lane, member.rank, refusal)
             return
