@@ -44,7 +44,6 @@ track = _over(lambda track: True)
 retrying_track = _over(lambda track: track.retries)
 memory_track = _over(lambda track: track.keeps_in_memory)
 group_track = _over(lambda track: track.world_size > 1)
-placing_track = _over(lambda track: track.is_distributed)
 
 
 @pytest.fixture

@@ -21,12 +21,18 @@ def test_an_object_that_is_not_cut_is_handed_to_every_rank_whole(track: Track) -
     assert result.return_values == track.on_every_rank({"x": [1, 2]})
 
 
-def test_an_object_that_cannot_be_cut_is_refused_before_several_ranks_start(
-    placing_track: Track, tmp_path: Path
-) -> None:
+def test_an_object_that_cannot_be_cut_is_refused_before_several_ranks_start(group_track: Track, tmp_path: Path) -> None:
     for data in ([1, 2, 3], pa.table({"x": [1, 2, 3]})):
         with pytest.raises(DataError, match=r"datasets\['train'\].*DataConfig\.datasets_to_split"):
-            placing_track.fit((tmp_path / "entered").touch, datasets={"train": data})
+            group_track.fit((tmp_path / "entered").touch, datasets={"train": data})
+    assert not (tmp_path / "entered").exists()
+
+
+def test_what_a_callable_makes_is_refused_on_several_ranks_if_it_cannot_be_cut(
+    group_track: Track, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=r"datasets\['train'\], a list.*DataConfig\.datasets_to_split"):
+        group_track.fit((tmp_path / "entered").touch, datasets={"train": lambda: [1, 2, 3]})
     assert not (tmp_path / "entered").exists()
 
 
