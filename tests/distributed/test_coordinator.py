@@ -160,7 +160,7 @@ def test_ranks_that_do_different_things_are_both_told_so() -> None:
         assert texts[0] == texts[1]
         assert "rank 0 is in barrier #1" in texts[0]
         assert "rank 1 is in report #1" in texts[0]
-        assert len(meeting.breaks) == 1
+        wait_until(lambda: len(meeting.breaks) == 1, "the controller to be told, once")
 
 
 def test_each_thing_is_counted_by_itself_so_that_one_skipped_is_seen() -> None:
