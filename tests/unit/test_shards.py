@@ -61,5 +61,5 @@ def test_a_ray_data_set_is_refused_as_the_track_says(
 
 
 def test_a_data_set_to_be_cut_that_the_trainer_has_not_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"names 'trian'; the trainer's datasets are 'train'"):
-        check_datasets({"train": [1]}, DataConfig(datasets_to_split=["trian"]), world_size=1)
+    with pytest.raises(UsageError, match=r"names 'trains'; the trainer's datasets are 'train'"):
+        check_datasets({"train": [1]}, DataConfig(datasets_to_split=["trains"]), world_size=1)
