@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 import warnings
@@ -249,6 +250,12 @@ def test_an_interrupt_ends_the_next_report_of_all_ranks_and_lets_uploads_meet() 
         assert isinstance(meeting.call(1, "report", None, "gather").exception(10), KeyboardInterrupt)
         beside = [meeting.call(rank, "upload", None, "barrier", branch="uploads") for rank in (0, 1)]
         assert [each.result(10) for each in beside] == [None, None]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has sockets whose names are no files")
+def test_a_coordinator_that_is_killed_leaves_no_file() -> None:
+    with Meeting(1) as meeting:
+        assert str(meeting.coordinator.address.place).startswith("\0turnout-")
 
 
 def test_who_does_not_know_the_key_is_refused_without_harm(caplog: pytest.LogCaptureFixture) -> None:

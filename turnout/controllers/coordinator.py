@@ -15,7 +15,6 @@ import logging
 import os
 import pickle
 import socket
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from typing import Any, Self
 from turnout.combined_error import text_of
 from turnout.controllers.asking import ask_for_stacks
 from turnout.controllers.base import Sink
-from turnout.controllers.lines import Address, ServedLine, framed
+from turnout.controllers.lines import Address, ServedLine, framed, listening
 from turnout.controllers.loop import Loop
 from turnout.controllers.stacks import Place, merged, where_of
 from turnout.controllers.wire import CONTROL, DRIVERS, MAIN, Break, Hello, Meet, error_of, understood, value_of
@@ -116,7 +115,7 @@ class Coordinator(Loop):
         """Have connected, and not yet said who they are."""
         with contextlib.ExitStack() as cleanup:
             cleanup.enter_context(self._cleanup)
-            self._listener, place = _listening(address, cleanup)
+            self._listener, place = listening(address, cleanup)
             self.address = Address(place, os.urandom(32))
             """What a rank needs to connect."""
             cleanup.callback(self._close_lines)
@@ -481,19 +480,6 @@ class Coordinator(Loop):
 
     def _lane(self, name: str) -> _Lane:
         return self._lanes.setdefault(name, _Lane(name))
-
-
-def _listening(address: str | None, cleanup: contextlib.ExitStack) -> tuple[socket.socket, Any]:
-    """A listening socket, and where it is: a path, or host and port."""
-    if address is None:
-        folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="turnout-", dir="/tmp"))
-        listener, place = socket.socket(socket.AF_UNIX), f"{folder}/ranks"
-    else:
-        listener, place = socket.socket(socket.AF_INET), (address, 0)  # type: ignore[assignment]
-    cleanup.callback(listener.close)
-    listener.bind(place)
-    listener.listen(1024)
-    return listener, place if address is None else listener.getsockname()
 
 
 def _dumped(message: Any) -> bytes:  # Any: an answer

@@ -12,10 +12,12 @@ import os
 import select
 import socket
 import struct
+import sys
+import tempfile
 from collections import deque
 from typing import NamedTuple
 
-__all__ = ["Address", "Line", "ServedLine", "connected", "framed"]
+__all__ = ["Address", "Line", "ServedLine", "connected", "framed", "listening"]
 
 _HEADER = struct.Struct(">Q")
 _PIECE = 1 << 16
@@ -229,6 +231,21 @@ def framed(data: bytes) -> tuple[bytes, ...]:
     """A message as it goes over the socket, in one part or, to spare the copy of a large one, two."""
     header = _HEADER.pack(len(data))
     return (header + data,) if len(data) < _PIECE else (header, data)
+
+
+def listening(address: str | None, cleanup: contextlib.ExitStack) -> tuple[socket.socket, str | tuple[str, int]]:
+    """A listening socket, and where it is: a path, or host and port."""
+    if address is None and sys.platform == "linux":  # a name that is no file's, so that a killed driver leaves none
+        listener, place = socket.socket(socket.AF_UNIX), f"\0turnout-{os.getpid()}-{os.urandom(8).hex()}"
+    elif address is None:
+        folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="turnout-", dir="/tmp"))
+        listener, place = socket.socket(socket.AF_UNIX), f"{folder}/ranks"
+    else:
+        listener, place = socket.socket(socket.AF_INET), (address, 0)  # type: ignore[assignment]
+    cleanup.callback(listener.close)
+    listener.bind(place)
+    listener.listen(1024)
+    return listener, place if address is None else listener.getsockname()
 
 
 def connected(address: Address, hello: bytes) -> Line:
