@@ -181,6 +181,17 @@ def test_the_same_calls_with_another_meaning_do_not_meet() -> None:
         assert all("different things" in error_of(each) for each in futures)
 
 
+def test_an_event_goes_with_a_meeting_to_which_nobody_brings_anything() -> None:
+    with Meeting(2) as meeting:
+        reports = [Reported(rank, 0, {"rank": rank}, None) for rank in (0, 1)]
+        met = [meeting.call(rank, "report", None, "gather", reports[rank]) for rank in (1, 0)]
+        assert [each.result(10) for each in met] == [[None, None]] * 2
+        assert meeting.events == reports
+        met = [meeting.call(rank, "report", rank or None, "gather", reports[rank]) for rank in (1, 0)]
+        assert [each.result(10) for each in met] == [[None, 1]] * 2
+        assert meeting.events == reports
+
+
 def test_a_wait_for_a_rank_that_has_ended_fails_at_once_also_if_it_came_first() -> None:
     with Meeting(3) as meeting:
         early = meeting.call(0, "barrier", None, "barrier")

@@ -53,7 +53,7 @@ class OneWorker:
     def publish(self, event: WorkerEvent) -> None:
         pass
 
-    def exchange(self, tag: str, value: Any, how: str) -> Any:
+    def exchange(self, tag: str, value: Any, how: str, event: object = None) -> Any:
         return value
 
     def branch(self, name: str) -> Self:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 from turnout.controllers import Controller, Ending, Outcome, RunSpec, Sink, Traits, Worker
 from turnout.session.channel import ExchangeKind
-from turnout.session.events import Died, Failed, Finished, RankInfo, WorkerEvent
+from turnout.session.events import Died, Failed, Finished, RankInfo, Reported, WorkerEvent
 
 
 class ThreadController(Controller):
@@ -73,10 +73,12 @@ class _ThreadChannel:
         self.publish = publish
         self._meeting, self._slots = meeting, slots
 
-    def exchange(self, tag: str, value: Any, how: ExchangeKind) -> Any:
+    def exchange(self, tag: str, value: Any, how: ExchangeKind, event: Reported | None = None) -> Any:
         self._slots[self.ranks.rank] = value
         self._meeting.wait()
         values = list(self._slots)
+        if event is not None and all(each is None for each in values):
+            self.publish(event)
         self._meeting.wait()
         return {"barrier": None, "broadcast": values[0], "gather": values}[how]
 

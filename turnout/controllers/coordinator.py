@@ -76,6 +76,7 @@ class Coordinator(Loop):
         address: where to listen: None for a socket of this machine's alone, else a host.
         stall_timeout_s: seconds that ranks wait on each other before it is told where all of them are.
         fails_on_stall: break the attempt then.
+        linger_s: how long the loop goes on looking before it sleeps; see `Loop`.
         on_break: called once, when the attempt cannot go on, with the reason.
         on_disconnect: called with a rank whose connection has closed without a last word.
     """
@@ -88,10 +89,11 @@ class Coordinator(Loop):
         address: str | None = None,
         stall_timeout_s: float = 300.0,
         fails_on_stall: bool = False,
+        linger_s: float = 0.0,
         on_break: Callable[[str], None] = lambda reason: None,
         on_disconnect: Callable[[int], None] = lambda rank: None,
     ) -> None:
-        super().__init__()
+        super().__init__(linger_s)
         self.world_size = world_size
         self.broken: Break | None = None
         """Why the attempt cannot go on, if it cannot."""
@@ -423,6 +425,10 @@ class Coordinator(Loop):
         frame = framed(_dumped(message))
         for rank in met:
             self._send(lane, rank, frame)
+        if how == "gather" and not any(message):  # after the answers, while the ranks go on
+            for rank in range(self.world_size):
+                if (event := met[rank].event) is not None:
+                    self._take(self._members[rank], Reported._make(event))
 
     def _fail_for_the_ended(self, lane: _Lane) -> None:
         """A rank that has ended can never arrive."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NoReturn, Self
 from turnout.controllers.base import Controller, Outcome, RunSpec, Sink, Traits, Worker
 from turnout.errors import ControllerError, UnsupportedError
 from turnout.session.channel import ExchangeKind
-from turnout.session.events import RankInfo, WorkerEvent
+from turnout.session.events import RankInfo, Reported, WorkerEvent
 
 __all__ = ["LocalController"]
 
@@ -55,7 +55,15 @@ class _LocalChannel:
     def __init__(self, sink: Sink) -> None:
         self.publish: Sink = sink
 
-    def exchange(self, tag: str, value: Any, how: ExchangeKind) -> Any:  # Any: passes through
+    def exchange(
+        self,
+        tag: str,
+        value: Any,  # Any: passes through
+        how: ExchangeKind,
+        event: Reported | None = None,
+    ) -> Any:
+        if event is not None and value is None:
+            self.publish(event)
         return {"barrier": None, "broadcast": value, "gather": [value]}[how]
 
     def branch(self, name: str) -> Self:

@@ -218,8 +218,19 @@ class _Channel:
         elif isinstance(event, Reported):
             self._sink(event._replace(rank=0))
 
-    def exchange(self, tag: str, value: Any, how: ExchangeKind) -> Any:  # Any: passes through
-        return self._wire.exchange(tag, value, how)
+    def exchange(
+        self,
+        tag: str,
+        value: Any,  # Any: passes through
+        how: ExchangeKind,
+        event: Reported | None = None,
+    ) -> Any:
+        if event is None or self._sink is None:
+            return self._wire.exchange(tag, value, how, event)
+        answer = self._wire.exchange(tag, value, how)
+        if all(each is None for each in answer):
+            self.publish(event)
+        return answer
 
     def _say(self, word: Failed | Finished) -> None:
         self.last_word = word

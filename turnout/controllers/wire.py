@@ -68,6 +68,7 @@ class Meet(NamedTuple):
         how: what the meeting gives.
         place: the user's line that called, if it is known.
         data: what the rank brings, pickled, or empty for None; the coordinator passes it on unread.
+        event: is taken as the ranks meet, if none of them brings anything.
     """
 
     tag: str
@@ -75,6 +76,7 @@ class Meet(NamedTuple):
     how: ExchangeKind
     place: str
     data: bytes
+    event: tuple[Any, ...] | None = None
 
     def __str__(self) -> str:
         return f"{self.tag} #{self.number}" + (f" ({self.place})" if self.place else "")
@@ -155,7 +157,13 @@ class WireChannel:
             event = event._replace(value=self._packed_value(event))
         self._send(dumps(event))
 
-    def exchange(self, tag: str, value: Any, how: ExchangeKind) -> Any:  # Any: whatever the ranks pass each other
+    def exchange(
+        self,
+        tag: str,
+        value: Any,  # Any: whatever the ranks pass each other
+        how: ExchangeKind,
+        event: Reported | None = None,
+    ) -> Any:
         """Meet all ranks.
 
         Raises:
@@ -171,7 +179,7 @@ class WireChannel:
             self._counts[tag] += 1
             place = _users_place() if self._lane == MAIN else ""
             try:
-                self._send(dumps((tag, self._counts[tag], how, place, data)))
+                self._send(dumps((tag, self._counts[tag], how, place, data, event and tuple(event))))
                 answer = loads(self._line.receive())
             except (EOFError, OSError) as error:
                 self.broken = Break("failed", f"{tag} #{self._counts[tag]}: the connection to the coordinator is gone")

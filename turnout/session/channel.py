@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Protocol, TypeAlias
 
-from turnout.session.events import RankInfo, WorkerEvent
+from turnout.session.events import RankInfo, Reported, WorkerEvent
 
 __all__ = ["Channel", "ExchangeKind"]
 
@@ -21,13 +21,21 @@ class Channel(Protocol):
     def publish(self, event: WorkerEvent) -> None:
         """Push an event to the driver; returns once it cannot be lost by this process going on."""
 
-    def exchange(self, tag: str, value: Any, how: ExchangeKind) -> Any:  # Any: whatever the ranks pass each other
+    def exchange(
+        self,
+        tag: str,
+        value: Any,  # Any: whatever the ranks pass each other
+        how: ExchangeKind,
+        event: Reported | None = None,
+    ) -> Any:
         """Meet all ranks.
 
         Args:
             tag: what this rank is doing, to be compared with the others and shown in errors.
             value: what this rank brings.
             how: ``"barrier"`` gives None, ``"broadcast"`` rank 0's value, ``"gather"`` the list of all, by rank.
+            event: for a gather, pushed to the driver as the ranks meet, if none of them brings a value: so that a
+                report without a checkpoint costs one message.
         """
 
     def branch(self, name: str) -> Channel:

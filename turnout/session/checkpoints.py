@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol
 from turnout.checkpoint import Checkpoint, ReportedCheckpoint
 from turnout.config import CheckpointConsistencyMode, CheckpointUploadMode, ValidationTaskConfig
 from turnout.errors import CheckpointError, UsageError
-from turnout.session.events import Saved
+from turnout.session.events import Reported, Saved
 from turnout.session.run_storage import RunStorage
 
 __all__ = ["CheckpointReport", "Checkpoints", "InMemoryCheckpoints"]
@@ -56,8 +56,13 @@ class Checkpoints(Protocol):
     def meets(self) -> bool:
         """Whether a report is a meeting of all ranks, so that `save` is called for every one."""
 
-    def save(self, report: CheckpointReport) -> Saved | None:
-        """Keep the checkpoint, or begin to; returns where, or None if no rank has one."""
+    def save(self, report: CheckpointReport, event: Reported | None = None) -> Saved | None:
+        """Keep the checkpoint, or begin to; returns where, or None if no rank has one.
+
+        Args:
+            report: this rank's.
+            event: where a report is a meeting, it has been published if this returns None.
+        """
 
     def latest(self) -> Checkpoint | None:
         """The newest that is kept, or what the run was told to start from, or None."""
@@ -92,7 +97,7 @@ class InMemoryCheckpoints:
         self._count = 0
         self._warned = False
 
-    def save(self, report: CheckpointReport) -> Saved:
+    def save(self, report: CheckpointReport, event: Reported | None = None) -> Saved:
         """Copy the checkpoint's files aside; a remote one needs no copy, and is remembered as it is.
 
         Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol, Self
 
 from turnout.session.channel import Channel
+from turnout.session.events import Reported
 
 __all__ = ["ChannelCollective", "Collective", "SoloCollective"]
 
@@ -26,8 +27,13 @@ class Collective(Protocol):
     def broadcast(self, tag: str, value: Any) -> Any:  # Any: whatever the ranks pass each other
         """Return rank 0's value on every rank."""
 
-    def gather(self, tag: str, value: Any) -> list[Any]:  # Any: whatever the ranks pass each other
-        """Return every rank's value, by rank, on every rank."""
+    def gather(
+        self,
+        tag: str,
+        value: Any,  # Any: whatever the ranks pass each other
+        event: Reported | None = None,
+    ) -> list[Any]:
+        """Return every rank's value, by rank, on every rank; ``event`` is as `Channel.exchange` says."""
 
     def branch(self, name: str) -> Collective:
         """Meetings beside these, for work in the background; see `Channel.branch`."""
@@ -46,7 +52,12 @@ class SoloCollective:
         """The value itself."""
         return value
 
-    def gather(self, tag: str, value: Any) -> list[Any]:  # Any: passes through
+    def gather(
+        self,
+        tag: str,
+        value: Any,  # Any: passes through
+        event: Reported | None = None,
+    ) -> list[Any]:
         """The value alone."""
         return [value]
 
@@ -75,9 +86,14 @@ class ChannelCollective:
         """Return rank 0's value on every rank."""
         return self._channel.exchange(tag, value, "broadcast")
 
-    def gather(self, tag: str, value: Any) -> list[Any]:  # Any: whatever the ranks pass each other
-        """Return every rank's value, by rank, on every rank."""
-        values: list[Any] = self._channel.exchange(tag, value, "gather")
+    def gather(
+        self,
+        tag: str,
+        value: Any,  # Any: whatever the ranks pass each other
+        event: Reported | None = None,
+    ) -> list[Any]:
+        """Return every rank's value, by rank, on every rank; ``event`` is as `Channel.exchange` says."""
+        values: list[Any] = self._channel.exchange(tag, value, "gather", event)
         return values
 
     def branch(self, name: str) -> ChannelCollective:

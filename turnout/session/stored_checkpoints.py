@@ -24,7 +24,7 @@ from turnout.errors import CheckpointError, StorageError, UsageError
 from turnout.failpoints import failpoint
 from turnout.session.checkpoints import CheckpointReport
 from turnout.session.collective import Collective
-from turnout.session.events import Committed, Saved
+from turnout.session.events import Committed, Reported, Saved
 from turnout.session.outbox import Outbox
 from turnout.session.run_storage import RunStorage
 from turnout.session.task_queue import TaskQueue
@@ -136,8 +136,12 @@ class StoredCheckpoints:
         """Whether `save` is called for every report."""
         return self._meets
 
-    def save(self, report: CheckpointReport) -> Saved | None:
+    def save(self, report: CheckpointReport, event: Reported | None = None) -> Saved | None:
         """Commit the report's checkpoint, or take its files and commit them in the background; None if there is none.
+
+        Args:
+            report: this rank's.
+            event: with several ranks, is published in the same breath if none of them has a checkpoint.
 
         Raises:
             UsageError: the arguments do not go together, or the name is taken.
@@ -154,7 +158,7 @@ class StoredCheckpoints:
         try:
             with self._naming_who_superseded():
                 if self._meets:
-                    return self._save_with_others(report)
+                    return self._save_with_others(report, event)
                 self._raise_earlier_failure()
                 validation = self._checked(report)
                 return self._save(report, report.upload_mode, self._name_of(report.dir_name), validation)
@@ -228,7 +232,7 @@ class StoredCheckpoints:
 
     # -- within
 
-    def _save_with_others(self, report: CheckpointReport) -> Saved | None:
+    def _save_with_others(self, report: CheckpointReport, event: Reported | None) -> Saved | None:
         offer, problem = None, None
         try:
             if report.problem is not None:
@@ -241,7 +245,7 @@ class StoredCheckpoints:
         if self._uploads.has_failed(UPLOAD) or self._committed:
             newest = self._committed[-1][0] if self._committed else -1
             offer = (offer or _Offer())._replace(has_failed=self._uploads.has_failed(UPLOAD), newest=newest)
-        told: list[_Offer | None] = self._collective.gather("report", offer)
+        told: list[_Offer | None] = self._collective.gather("report", offer, event)
         if not any(told):  # by far the most: metrics alone
             return None
         self._learn_what_is_committed(told)
@@ -250,6 +254,8 @@ class StoredCheckpoints:
         self._raise_for_others(told)
         offers = {rank: each for rank, each in enumerate(told) if each is not None and each.mode is not None}
         if not offers:
+            if event is not None:
+                self._outbox.publish(event)
             return None
         modes = {each.mode for each in offers.values()}
         if len(modes) > 1:

@@ -93,7 +93,17 @@ class TrainFnUtils:
             report = CheckpointReport(metrics={}, problem=problem)
         with self._saving:
             self._outbox.require_open()
-            self._publish(report.metrics, self._checkpoints.save(report))
+            if not self._meets:
+                self._publish(report.metrics, self._checkpoints.save(report))
+                return
+            number = self._outbox.num_reports
+            event = _new_tuple(Reported, (self._rank, number, report.metrics, None))
+            saved = self._checkpoints.save(report, event)
+            if saved is not None:
+                self._publish(report.metrics, saved)
+                return
+            self._outbox.num_reports = number + 1  # the event has gone with the meeting
+            self._log(report.metrics, None)
 
     def _publish(self, plain: dict[str, Any], saved: Saved | None) -> None:
         outbox = self._outbox
@@ -102,6 +112,9 @@ class TrainFnUtils:
                 outbox.require_open()
             outbox.channel.publish(_new_tuple(Reported, (self._rank, outbox.num_reports, plain, saved)))
             outbox.num_reports += 1
+        self._log(plain, saved)
+
+    def _log(self, plain: dict[str, Any], saved: Saved | None) -> None:
         if logger.isEnabledFor(logging.INFO) and (self._rank == 0 or not self._meets):  # once for all who met
             logger.info("reported %s%s", plain, "" if saved is None else f" with {saved.checkpoint.path}")
 
@@ -190,7 +203,7 @@ class _ForkedCollective(SoloCollective):
     def broadcast(self, tag: str, value: Any) -> Any:  # Any: never returns
         self.barrier(tag)
 
-    def gather(self, tag: str, value: Any) -> list[Any]:  # Any: never returns
+    def gather(self, tag: str, value: Any, event: Reported | None = None) -> list[Any]:  # Any: never returns
         self.barrier(tag)
         return []
 

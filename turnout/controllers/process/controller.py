@@ -30,6 +30,7 @@ __all__ = ["ProcessController"]
 logger = logging.getLogger(__name__)
 
 _UNWIND_S = 3.0  # for ranks to unwind once the attempt has failed
+_LINGER_S = 0.0002  # a report of two ranks takes about as long
 _EXIT_S = 10.0  # for ranks to exit once all have said their last word
 _HUNG_UP_S = 5.0  # for a rank to exit that has hung up
 _PIECE = 1 << 16
@@ -143,6 +144,7 @@ class _Group:
             sink,
             stall_timeout_s=spec.run_config.stall_timeout_s,
             fails_on_stall=spec.run_config.stall_action == "fail",
+            linger_s=_LINGER_S,
             on_break=lambda reason: self._unwind(_UNWIND_S),
             on_disconnect=lambda rank: self._coordinator.call_in(_HUNG_UP_S, lambda: self._give_up(rank)),
         )
