@@ -59,7 +59,7 @@ def _measure_recovery(settings: Settings) -> Outcome:
     taken = _measured(settings, ("recover", "turnout"), ("recover", "torchrun"), rounds=5)
     turnout = Series(name="2 ranks, gloo", role=Role.TURNOUT, unit="ms", runs=taken["recover turnout"])
     torchrun = Series(
-        name="torchrun --max-restarts, 2 ranks", role=Role.PEER, unit="ms", runs=taken["recover torchrun"]
+        name="torchrun --max-restarts, 2 ranks, no gloo", role=Role.PEER, unit="ms", runs=taken["recover torchrun"]
     )
     return Outcome(
         series=[turnout, torchrun, ratios("torchrun over Turnout", torchrun, turnout)],

@@ -117,6 +117,7 @@ def torchrun(job: str, num_ranks: int, *options: str) -> float:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
+            timeout=60,
         )
         killed = Path(place, "killed")
         began = float(killed.read_text()) if killed.exists() else started
@@ -124,19 +125,21 @@ def torchrun(job: str, num_ranks: int, *options: str) -> float:
 
 
 def rank_of_torchrun(job: str, place: str) -> None:
-    """What each of its ranks does."""
+    """What each of its ranks does; the recovery is without gloo, which a restart of torchrun's often cannot join."""
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
     rank = os.environ["RANK"]
+    if job == "start":
+        dist.init_process_group("gloo")
     Path(place, rank).write_text(repr(time.time()))
-    if job == "recover" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        dist.barrier()
+    if job == "start":
+        dist.barrier()  # who leaves first would take gloo's addresses from those who still join
+        dist.destroy_process_group()
+    elif os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         if rank == "1":
             Path(place, "killed").write_text(repr(time.time()))
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)
-    dist.destroy_process_group()
 
 
 # -- torch.multiprocessing, and ranks that are forked by hand
@@ -164,6 +167,7 @@ def spawned(rank: int, num_ranks: int, place: str) -> None:
 
     dist.init_process_group("gloo", init_method=f"file://{place}/store", rank=rank, world_size=num_ranks)
     Path(place, str(rank)).write_text(repr(time.time()))
+    dist.barrier()
     dist.destroy_process_group()
 
 
