@@ -1,0 +1,297 @@
+"""`ArrowShard`: what `get_dataset_shard` gives of Arrow data: one rank's rows, in batches, on every track."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from turnout.checks import check_choice, check_integer, refused
+from turnout.data.arrow_source import ArrowSource, opened
+from turnout.data.batches import FORMATS, in_batches, numpy_of, shuffled
+from turnout.data.dealing import Stretch, dealt, share_of
+from turnout.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    import torch
+
+__all__ = ["ArrowShard"]
+
+
+class ArrowShard:
+    """One rank's share of Arrow data. The names of its methods and arguments are Ray Data's.
+
+    Every iteration is an epoch. Its order is that of the data, until `set_epoch` is called: from then on the order of
+    the pieces (row groups of files, stretches of 1,024 rows of a table) is drawn for every epoch. Rows are shuffled
+    among each other by ``local_shuffle_buffer_size``.
+
+    Args:
+        name: of the data set, for errors.
+        data: a `pyarrow.Table`, a `pyarrow.dataset.Dataset`, or the path or URI of Parquet.
+        rank: whose share it is.
+        world_size: among how many.
+        equal: whether all ranks get the same number of rows, and the remainder, another one each epoch, is left out;
+            else every row is on one rank, and sizes differ by one at most.
+
+    Raises:
+        DataError: there is nothing to read there.
+    """
+
+    def __init__(self, name: str, data: Any, *, rank: int = 0, world_size: int = 1, equal: bool = True) -> None:
+        self._name = name
+        self._source: ArrowSource = opened(name, data)
+        self._rank = rank
+        self._world_size = world_size
+        self._equal = equal
+        self._seed: int | None = None
+        self._epoch = 0
+        self._is_begun = False
+        self._rows_given = 0
+        self._rows_to_skip = 0
+
+    # -- the order
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw the order of the next iteration from ``epoch``, the same on every rank.
+
+        Raises:
+            UsageError: it is no whole number of at least 0.
+        """
+        number = check_integer("set_epoch(): epoch", epoch, at_least=0, remedy="takes a whole number of at least 0")
+        if self._rows_to_skip and number == self._epoch and self._seed is not None:
+            return  # the epoch that `load_state_dict` goes on with
+        self._seed = 0
+        self._epoch, self._is_begun, self._rows_to_skip = number, False, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank is in the current epoch; save it with a checkpoint, and `load_state_dict` goes on there.
+
+        It counts the rows of the batches that the loop was given.
+        """
+        return {
+            "epoch": self._epoch,
+            "rows": self._rows_given if self._is_begun else self._rows_to_skip,
+            "seed": self._seed,
+            "rank": self._rank,
+            "world_size": self._world_size,
+            "total_rows": sum(self._source.sizes()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where another run of the same data on as many ranks was: the next iteration is the rest of its epoch.
+
+        Raises:
+            UsageError: it is no state of such a shard.
+        """
+        if not isinstance(state, dict) or not {"epoch", "rows", "seed", "world_size", "total_rows"} <= state.keys():
+            raise refused("load_state_dict(): state", state, "takes what state_dict() of a shard has returned")
+        if state["world_size"] != self._world_size:
+            raise UsageError(
+                f"load_state_dict(): the state is of {state['world_size']} ranks and this run has {self._world_size}: "
+                "where each is inside of the epoch means nothing there. Begin the epoch anew"
+            )
+        total = sum(self._source.sizes())
+        if state["total_rows"] != total:
+            raise UsageError(
+                f"load_state_dict(): the state is of data with {state['total_rows']} rows, and {self._name!r} has "
+                f"{total}"
+            )
+        self._epoch, self._seed = state["epoch"], state["seed"]
+        self._is_begun, self._rows_to_skip = False, state["rows"]
+
+    # -- what is in it
+
+    def schema(self) -> pa.Schema:
+        """The columns, as a `pyarrow.Schema`."""
+        return self._source.schema
+
+    def count(self) -> int:
+        """How many rows this rank has in an epoch."""
+        start, stop = share_of(sum(self._source.sizes()), self._rank, self._world_size, equal=self._equal)
+        return stop - start
+
+    def materialize(self) -> ArrowShard:
+        """This rank's rows of the current epoch, read into memory: a shard of their own, whole on this rank."""
+        import pyarrow as pa
+
+        tables = list(self._source.read(self._stretches(), prefetch_rows=0))
+        table = pa.concat_tables(tables) if tables else self.schema().empty_table()
+        return ArrowShard(self._name, table.combine_chunks())
+
+    def to_pandas(self) -> pd.DataFrame:
+        """This rank's rows of the current epoch."""
+        import pyarrow as pa
+
+        tables = list(self._source.read(self._stretches(), prefetch_rows=0))
+        return (pa.concat_tables(tables) if tables else self.schema().empty_table()).to_pandas()
+
+    # -- iterating
+
+    def iter_rows(self) -> Iterator[dict[str, Any]]:
+        """This rank's rows, as dicts of Python values."""
+        for table in self._tables(1024, self._begin(), None, ""):
+            for row in table.to_pylist():
+                self._rows_given += 1
+                yield row
+
+    def iter_batches(
+        self,
+        *,
+        prefetch_batches: int = 1,
+        batch_size: int | None = 256,
+        batch_format: str | None = "default",
+        drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+    ) -> Iterator[Any]:  # Any: what the format makes
+        """This rank's rows, in batches.
+
+        Args:
+            prefetch_batches: how many batches are read ahead in the background, at least; 0 for none.
+            batch_size: rows of a batch; None gives them as they are read.
+            batch_format: ``"numpy"``, which is the default: a dict of arrays by column, which share the memory that was
+                read and cannot be written to; ``"pandas"``: a `DataFrame`; ``"pyarrow"``: a `Table`.
+            drop_last: leave out the last batch if it is smaller.
+            local_shuffle_buffer_size: shuffle rows within a buffer that holds at least as many.
+            local_shuffle_seed: makes the shuffling repeat itself; it differs from epoch to epoch all the same.
+
+        Raises:
+            UsageError: an argument cannot be meant.
+            DataError: a file cannot be read, or has another schema than the rest.
+        """
+        check_choice("iter_batches(): batch_format", batch_format or "pyarrow", tuple(FORMATS))
+        _check_arguments("iter_batches()", batch_size, prefetch_batches, local_shuffle_buffer_size)
+        prefetch_rows = prefetch_batches * (batch_size or 1)
+        tables = self._batches(batch_size, prefetch_rows, drop_last, local_shuffle_buffer_size, local_shuffle_seed)
+        return map(FORMATS[batch_format or "pyarrow"], tables)
+
+    def iter_torch_batches(
+        self,
+        *,
+        prefetch_batches: int = 1,
+        batch_size: int | None = 256,
+        dtypes: torch.dtype | dict[str, torch.dtype] | None = None,
+        device: str | torch.device = "auto",
+        collate_fn: Callable[[dict[str, Any]], Any] | None = None,  # Any: the user's own batches
+        drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        pin_memory: bool = False,
+    ) -> Iterator[Any]:  # Any: a dict of tensors, or what collate_fn makes
+        """This rank's rows, in batches of tensors by column.
+
+        On the CPU a tensor of numbers without missing values shares the memory that was read, which is nobody else's;
+        of a table of the user's own it is a copy.
+
+        Args:
+            prefetch_batches: how many batches are read ahead in the background, at least; 0 for none.
+            batch_size: rows of a batch; None gives them as they are read.
+            dtypes: of all columns, or by column; None keeps what is stored.
+            device: where tensors go; ``"auto"`` for the current CUDA device if there is one, else the CPU.
+            collate_fn: called with a dict of numpy arrays in place of all that; moving is left to it.
+            drop_last: leave out the last batch if it is smaller.
+            local_shuffle_buffer_size: shuffle rows within a buffer that holds at least as many.
+            local_shuffle_seed: makes the shuffling repeat itself.
+            pin_memory: put tensors into pinned memory before they go to a CUDA device.
+
+        Raises:
+            UsageError: an argument cannot be meant, or ``dtypes`` names a column that is not there.
+            DataError: a column cannot be a tensor, or a file cannot be read.
+        """
+        from turnout.data.torch import Tensors
+
+        _check_arguments("iter_torch_batches()", batch_size, prefetch_batches, local_shuffle_buffer_size)
+        if collate_fn is not None and not callable(collate_fn):
+            raise refused("iter_torch_batches(): collate_fn", collate_fn, "takes a function of a dict of numpy arrays")
+        if collate_fn is not None and dtypes is not None:
+            raise UsageError("iter_torch_batches(): dtypes have no effect beside collate_fn; drop one of the two")
+        prefetch_rows = prefetch_batches * (batch_size or 1)
+        tables = self._batches(batch_size, prefetch_rows, drop_last, local_shuffle_buffer_size, local_shuffle_seed)
+        if collate_fn is not None:
+            return map(collate_fn, map(numpy_of, tables))
+        tensors = Tensors(
+            name=self._name,
+            columns=self.schema().names,
+            dtypes=dtypes,
+            device=device,
+            pin_memory=pin_memory,
+            copies=self._source.is_shared,
+        )
+        return map(tensors, tables)
+
+    def __repr__(self) -> str:
+        return f"ArrowShard({self._name!r}, rank {self._rank} of {self._world_size})"
+
+    # -- within
+
+    def _begin(self) -> int:
+        """An iteration begins; returns how many of its rows were given before."""
+        if self._is_begun:
+            self._epoch += 1
+        self._is_begun = True
+        self._rows_given, self._rows_to_skip = self._rows_to_skip, 0
+        return self._rows_given
+
+    def _batches(
+        self,
+        batch_size: int | None,
+        prefetch_rows: int,
+        drop_last: bool,
+        buffer_size: int | None,
+        shuffle_seed: int | None,
+    ) -> Iterator[pa.Table]:
+        skip = self._begin()
+        seed = f"{os.urandom(8).hex() if shuffle_seed is None else shuffle_seed} {self._epoch} {self._rank}"
+        tables = self._tables(prefetch_rows, skip, buffer_size, seed)
+        for batch in in_batches(tables, batch_size, drop_last=drop_last):
+            self._rows_given += batch.num_rows
+            yield batch
+
+    def _tables(self, prefetch_rows: int, skip: int, buffer_size: int | None, seed: str) -> Iterator[pa.Table]:
+        if buffer_size is None:
+            return self._source.read(_after(self._stretches(), skip), prefetch_rows=prefetch_rows)
+        # The order of the buffer comes of all rows before, so that those are read again.
+        return _dropped(
+            shuffled(self._source.read(self._stretches(), prefetch_rows=prefetch_rows), buffer_size, seed), skip
+        )
+
+    def _stretches(self) -> list[Stretch]:
+        return dealt(
+            self._source.sizes(),
+            rank=self._rank,
+            world_size=self._world_size,
+            equal=self._equal,
+            epoch=self._epoch,
+            seed=self._seed,
+        )
+
+
+def _after(stretches: list[Stretch], skip: int) -> list[Stretch]:
+    """The same rows without the first ``skip``."""
+    left = []
+    for each in stretches:
+        dropped = min(skip, each.stop - each.start)
+        skip -= dropped
+        if each.start + dropped < each.stop:
+            left.append(each._replace(start=each.start + dropped))
+    return left
+
+
+def _dropped(tables: Iterator[pa.Table], skip: int) -> Iterator[pa.Table]:
+    for table in tables:
+        dropped = min(skip, table.num_rows)
+        skip -= dropped
+        if dropped < table.num_rows:
+            yield table.slice(dropped)
+
+
+def _check_arguments(call: str, batch_size: Any, prefetch_batches: Any, buffer_size: Any) -> None:  # Any: it checks
+    if batch_size is not None:
+        remedy = "takes a whole number of rows of at least 1, or None for batches as they are read"
+        check_integer(f"{call}: batch_size", batch_size, at_least=1, remedy=remedy)
+    check_integer(f"{call}: prefetch_batches", prefetch_batches, at_least=0, remedy="takes 0 or more batches")
+    if buffer_size is not None:
+        remedy = "takes a whole number of rows of at least 1, or None"
+        check_integer(f"{call}: local_shuffle_buffer_size", buffer_size, at_least=1, remedy=remedy)

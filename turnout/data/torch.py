@@ -1,0 +1,144 @@
+"""From Arrow batches to tensors by column."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from turnout.checks import refused
+from turnout.data.batches import numpy_of
+from turnout.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    import torch
+
+__all__ = ["Tensors"]
+
+
+class Tensors:
+    """Makes a batch a dict of tensors.
+
+    Args:
+        name: of the data set, for errors.
+        columns: that it has.
+        dtypes: of all columns, or by column; None keeps what is stored.
+        device: where tensors go; ``"auto"`` for the current CUDA device if there is one, else the CPU.
+        pin_memory: put them into pinned memory first.
+        copies: whether tensors on the CPU must have memory of their own.
+
+    Raises:
+        UsageError: an argument cannot be meant.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        columns: Sequence[str],
+        dtypes: torch.dtype | Mapping[str, torch.dtype] | None,
+        device: str | torch.device,
+        pin_memory: bool,
+        copies: bool,
+    ) -> None:
+        import torch
+
+        if device == "auto":
+            device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+        self._device = torch.device(device)
+        self._is_moved = self._device.type != "cpu"
+        self._name = name
+        self._pin_memory = pin_memory and torch.cuda.is_available()
+        self._copies = copies
+        given = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(columns, dtypes)
+        unknown = [column for column in given if column not in columns]
+        if unknown:
+            raise UsageError(
+                f"iter_torch_batches(): dtypes names the column {unknown[0]!r}, and datasets[{name!r}] has "
+                f"{', '.join(map(repr, columns))}"
+            )
+        for dtype in given.values():
+            if dtype is not None and not isinstance(dtype, torch.dtype):
+                raise refused("iter_torch_batches(): dtypes", dtype, "takes a torch.dtype, or one for each column")
+        self._dtypes = {column: given.get(column) for column in columns}
+
+    def __call__(self, table: pa.Table) -> dict[str, torch.Tensor]:
+        """The tensors of a batch, by column, each of ``(rows, ...)``."""
+        return {name: self._tensor(name, table.column(name)) for name in table.column_names}
+
+    def _tensor(self, name: str, column: pa.ChunkedArray) -> torch.Tensor:
+        tensor = self._shared(column)
+        if tensor is None:
+            tensor = self._converted(name, column)
+        elif self._copies and not self._is_moved:
+            tensor = tensor.clone()
+        if self._pin_memory:
+            tensor = tensor.pin_memory()
+        dtype = self._dtypes[name]
+        if self._is_moved or dtype is not None:
+            tensor = tensor.to(self._device, dtype, non_blocking=self._pin_memory)
+        return tensor
+
+    @staticmethod
+    def _shared(column: pa.ChunkedArray) -> torch.Tensor | None:
+        """A tensor over the column's own memory, if it can be one: whole numbers and floats, none of them missing."""
+        import numpy as np
+        import pyarrow as pa
+        import torch
+
+        kind = column.type
+        if column.num_chunks != 1 or column.null_count or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            return None
+        try:
+            return torch.from_numpy(np.asarray(_Memory(column.chunk(0), np.dtype(kind.to_pandas_dtype()))))
+        except TypeError:  # torch has no such numbers
+            return None
+
+    def _converted(self, name: str, column: pa.ChunkedArray) -> torch.Tensor:
+        import torch
+
+        array = numpy_of(_alone(name, column))[name]
+        if array.dtype == object and len(array) and len({getattr(row, "shape", None) for row in array}) == 1:
+            array = _stacked(array)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # that it cannot be written to: it is copied at once
+                return torch.as_tensor(array).clone()
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"datasets[{self._name!r}]: the column {name!r}, of {column.type}, cannot be a tensor ({error}); "
+                "pass collate_fn, which gets arrays, or leave the column out of the data"
+            ) from error
+
+
+class _Memory:
+    """An Arrow array's memory, as numpy's array interface describes it: as such that can be written to.
+
+    numpy and Arrow would say that it cannot, and torch warn of every tensor over it; but it is nobody else's.
+    """
+
+    def __init__(self, array: pa.Array, dtype: np.dtype[Any]) -> None:
+        self._array = array  # keeps the memory
+        self.__array_interface__ = {
+            "data": (array.buffers()[1].address + array.offset * dtype.itemsize, False),
+            "shape": (len(array),),
+            "typestr": dtype.str,
+            "version": 3,
+        }
+
+
+def _alone(name: str, column: pa.ChunkedArray) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.table({name: column})
+
+
+def _stacked(array: Any) -> Any:
+    import numpy as np
+
+    try:
+        return np.stack(list(array))
+    except (TypeError, ValueError):
+        return array
