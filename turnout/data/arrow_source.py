@@ -148,8 +148,8 @@ class _DatasetSource(ArrowSource):
         super().__init__(name)
         self._dataset = dataset
         self._are_schemas_equal = are_schemas_equal
-        options = getattr(dataset, "_scan_options", None) or {}
-        self._filter = options.get("filter")
+        # Arrow gives no fragments of a filtered data set: it is one piece, of which each rank leaves out a part.
+        self._is_filtered = bool(getattr(dataset, "_scan_options", None))
         self._pieces: list[tuple[pyarrow.dataset.Fragment, int | None]] | None = None
         self._sizes: list[int] = []
         self._row_bytes = 1
@@ -159,7 +159,9 @@ class _DatasetSource(ArrowSource):
         return self._dataset.schema
 
     def sizes(self) -> Sequence[int]:
-        if self._pieces is None:
+        if self._pieces is None and self._is_filtered:
+            self._pieces, self._sizes = [(self._dataset, None)], [self._dataset.count_rows()]
+        elif self._pieces is None:
             fragments = list(self._dataset.get_fragments())
             with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
                 counted = list(pool.map(self._counted, fragments))
@@ -182,7 +184,6 @@ class _DatasetSource(ArrowSource):
             batch_readahead=-(-prefetch_rows // rows),
             fragment_readahead=1 + bool(prefetch_rows),
             use_threads=True,
-            **({} if self._filter is None else {"filter": self._filter}),
         )
         wanted = _wanted(stretches, self._sizes)
         position = 0
@@ -205,6 +206,8 @@ class _DatasetSource(ArrowSource):
         import pyarrow.dataset
 
         assert self._pieces is not None, "read() has looked"
+        if self._is_filtered:
+            return self._dataset
         fragments: list[tuple[pyarrow.dataset.Fragment, list[int]]] = []
         for each in stretches:
             fragment, group = self._pieces[each.piece]
@@ -228,8 +231,6 @@ class _DatasetSource(ArrowSource):
         try:
             if self._are_schemas_equal:
                 self._refuse_other_schema(fragment, path)
-            if self._filter is not None:
-                return [(None, fragment.count_rows(filter=self._filter))]
             if not isinstance(fragment, pyarrow.dataset.ParquetFileFragment):
                 return [(None, fragment.count_rows())]
             groups = fragment.row_groups
