@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from turnout.config import DataConfig
+from turnout.data.arrow import ArrowShard
+from turnout.data.arrow_source import is_arrow
 from turnout.errors import DataError, UnsupportedError, UsageError
 
 __all__ = ["check_datasets", "shards_for"]
@@ -48,35 +49,46 @@ def shards_for(
     datasets: Mapping[str, Any],  # Any: data of the user's
     config: DataConfig | None = None,
     *,
+    rank: int = 0,
     world_size: int = 1,
 ) -> dict[str, Any]:
-    """What one rank gets of every data set; a callable is called on each rank.
+    """What one rank gets of every data set: of Arrow data an `ArrowShard`, of all else the thing itself.
 
-    A callable is called before every attempt, so that a retry does not find an iterator that is used up.
+    A callable is called on each rank, and before every attempt, so that a retry does not find an iterator that is used
+    up.
 
     Args:
         datasets: as the trainer got them.
         config: how they are dealt.
+        rank: whose shards they are.
         world_size: to how many ranks.
 
     Raises:
-        DataError: a callable raised, or made what cannot be cut into so many shards; the text names the data set.
+        DataError: a callable raised, or made what cannot be cut into so many shards, or there is nothing to read; the
+            text names the data set.
         UsageError: it made a Ray data set, for several ranks.
     """
+    config = config or DataConfig()
     shards = {}
-    for name, dataset in datasets.items():
-        if callable(dataset):
-            try:
-                shards[name] = dataset()
-            except Exception as error:
-                text = f"datasets[{name!r}]: the function that makes it raised {type(error).__name__}: {error}"
-                raise DataError(text) from error
-            if world_size > 1 and _is_from("ray", shards[name]):
-                raise UsageError(_refusal_of_ray(name))
-        else:
-            shards[name] = dataset
-        _refuse_uncut(name, shards[name], config or DataConfig(), world_size)
+    for name, given in datasets.items():
+        dataset = _made(name, given, world_size) if callable(given) else given
+        _refuse_uncut(name, dataset, config, world_size)
+        if is_arrow(dataset):
+            place = (rank, world_size) if _is_cut(name, config) else (0, 1)
+            dataset = ArrowShard(name, dataset, rank=place[0], world_size=place[1], equal=config.equal)
+        shards[name] = dataset
     return shards
+
+
+def _made(name: str, make: Callable[[], Any], world_size: int) -> Any:  # Any: data of the user's
+    try:
+        dataset = make()
+    except Exception as error:
+        text = f"datasets[{name!r}]: the function that makes it raised {type(error).__name__}: {error}"
+        raise DataError(text) from error
+    if world_size > 1 and _is_from("ray", dataset):
+        raise UsageError(_refusal_of_ray(name))
+    return dataset
 
 
 def _refusal_of_ray(name: str) -> str:
@@ -88,18 +100,18 @@ def _refusal_of_ray(name: str) -> str:
 
 
 def _refuse_uncut(name: str, dataset: Any, config: DataConfig, world_size: int) -> None:
-    is_cut = config.datasets_to_split == "all" or name in config.datasets_to_split
-    if world_size == 1 or not is_cut or _is_from("ray", dataset):
+    if world_size == 1 or not _is_cut(name, config) or _is_from("ray", dataset) or is_arrow(dataset):
         return
     kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}".removeprefix("builtins.")
-    if isinstance(dataset, (str, os.PathLike)) or _is_from("pyarrow", dataset):
-        what = "Arrow data over several ranks is not there yet"
-    else:
-        what = f"this cannot be cut into shards, one for each of {world_size} ranks"
     raise DataError(
-        f"datasets[{name!r}], a {kind}: {what}. Leave it out of DataConfig.datasets_to_split to have it whole on each "
-        "rank; turnout.torch.prepare_data_loader then gives each rank its share of a torch data set"
+        f"datasets[{name!r}], a {kind}: this cannot be cut into shards, one for each of {world_size} ranks; an Arrow "
+        "table or data set and the path of Parquet can. Leave it out of DataConfig.datasets_to_split to have it whole "
+        "on each rank; turnout.torch.prepare_data_loader then gives each rank its share of a torch data set"
     )
+
+
+def _is_cut(name: str, config: DataConfig) -> bool:
+    return config.datasets_to_split == "all" or name in config.datasets_to_split
 
 
 def _is_from(package: str, dataset: Any) -> bool:  # by name, as the package need not be imported to find out

@@ -100,7 +100,9 @@ class TrainWorker:
             outbox=outbox,
             collective=collective,
             checkpoints=self.checkpoints(collective, outbox),
-            shards=shards_for(self.datasets, self.dataset_config, world_size=collective.world_size),
+            shards=shards_for(
+                self.datasets, self.dataset_config, rank=collective.rank, world_size=collective.world_size
+            ),
         )
         with activated(utils):
             try:
