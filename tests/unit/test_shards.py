@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from turnout import DataConfig, DataError, UnsupportedError, UsageError
@@ -31,13 +29,6 @@ def test_what_cannot_be_cut_is_refused_on_several_ranks_unless_it_stays_whole(da
     for config, world_size in ((WHOLE, 3), (DataConfig(), 1)):
         check_datasets({"train": data}, config, world_size=world_size)
         assert shards_for({"train": data}, config, world_size=world_size)["train"] is data
-
-
-@pytest.mark.parametrize("data", [pa.table({"x": [1]}), "data.parquet", Path("data.parquet")], ids=repr)
-def test_arrow_data_over_several_ranks_is_said_to_come(data: Any) -> None:
-    with pytest.raises(DataError, match=r"Arrow data over several ranks is not there yet"):
-        check_datasets({"train": data}, DataConfig(), world_size=2)
-    check_datasets({"train": data}, WHOLE, world_size=2)
 
 
 def test_what_a_callable_makes_is_judged_where_it_is_called() -> None:
