@@ -13,7 +13,6 @@ import contextlib
 import functools
 import logging
 import os
-import pickle
 import socket
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from turnout.controllers.base import Sink
 from turnout.controllers.lines import Address, ServedLine, framed, listening
 from turnout.controllers.loop import Loop
 from turnout.controllers.stacks import Place, merged, where_of
+from turnout.controllers.travel import dumps, loads
 from turnout.controllers.wire import CONTROL, DRIVERS, MAIN, Break, Hello, Meet, error_of, understood, value_of
 from turnout.errors import WorkerGroupError
 from turnout.session.events import Died, Failed, Finished, Reported
@@ -130,6 +130,10 @@ class Coordinator(Loop):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every line and the listening socket."""
         self._cleanup.close()
 
     # -- what the controller knows and tells
@@ -195,6 +199,10 @@ class Coordinator(Loop):
                 self._end_waits(lane, self.broken)
         self._on_break(reason)
 
+    def abort(self, reason: str) -> None:
+        """Break the attempt because the driver ends it."""
+        self.break_off(f"the run was aborted: {reason}", "aborted")
+
     def break_drivers(self, reason: str) -> None:
         """Let the driver programs of the ranks wait for each other no more."""
         if self._drivers_broken is None:
@@ -204,6 +212,10 @@ class Coordinator(Loop):
     def _end_waits(self, lane: _Lane, why: Break) -> None:
         for rank in list(lane.waiting):
             self._answer(lane, rank, why)
+
+    def show_stacks(self) -> None:
+        """Log where all ranks are, because a user has asked by SIGUSR1; from any thread, or a signal handler."""
+        self.call_soon(lambda: self.tell_stacks(lambda text: logger.warning("SIGUSR1: %s", text)))
 
     def tell_stacks(self, then: Callable[[str], None]) -> None:
         """Ask every rank where it is; ``then`` is called in the loop with all of it, merged."""
@@ -263,7 +275,7 @@ class Coordinator(Loop):
         if greeting is None:
             return
         self._strangers.discard(line)
-        hello = Hello._make(pickle.loads(greeting))
+        hello = Hello._make(loads(greeting))
         member, lane = self._members[hello.rank], self._lane(hello.lane)
         if hello.lane == CONTROL:
             self.unwatch(line)
@@ -335,7 +347,7 @@ class Coordinator(Loop):
     def _answer(self, lane: _Lane, rank: int, why: Break) -> None:
         lane.waiting.pop(rank, None)
         self.told |= {rank} if lane.name == MAIN else set()
-        self._send(lane, rank, framed(_dumped(why)))
+        self._send(lane, rank, framed(dumps(why)))
 
     # -- messages
 
@@ -422,7 +434,7 @@ class Coordinator(Loop):
             message = met[0].data
         else:
             message = [met[rank].data for rank in range(self.world_size)]
-        frame = framed(_dumped(message))
+        frame = framed(dumps(message))
         for rank in met:
             self._send(lane, rank, frame)
         if how == "gather" and not any(message):  # after the answers, while the ranks go on
@@ -486,7 +498,3 @@ class Coordinator(Loop):
 
     def _lane(self, name: str) -> _Lane:
         return self._lanes.setdefault(name, _Lane(name))
-
-
-def _dumped(message: Any) -> bytes:  # Any: an answer
-    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)

@@ -255,8 +255,6 @@ class _Leader:
         self._is_over = threading.Event()
         self._is_ending = False
         self._gave_up = False
-        self._is_asked = False
-        self._abort: str | None = None
         self.coordinator = Coordinator(
             ranks.world_size,
             lambda event: None,
@@ -280,30 +278,20 @@ class _Leader:
 
     def signals_handled(self) -> contextlib.AbstractContextManager[None]:
         """SIGUSR1 shows where all ranks are; an interrupt stays what it is."""
-        return signals_handled(on_interrupt=None, on_ask=self._note_ask, wake_fd=self.coordinator.wake_fd)
+        return signals_handled(on_interrupt=None, on_ask=self.coordinator.show_stacks, wake_fd=self.coordinator.wake_fd)
 
     def abort(self, reason: str) -> None:
         """Break every wait of the attempt; from any thread."""
-        self._abort = reason
-        self.coordinator.wake()
+        self.coordinator.call_soon(lambda: self.coordinator.abort(reason))
 
     def close(self) -> None:
         """End the thread."""
         self._is_over.set()
         self.coordinator.wake()
         self._thread.join()
-        self.coordinator.__exit__(None, None, None)
-
-    def _note_ask(self) -> None:
-        self._is_asked = True
+        self.coordinator.close()
 
     def _is_done(self) -> bool:
-        if self._is_asked:
-            self._is_asked = False
-            self.coordinator.tell_stacks(lambda text: logger.warning("SIGUSR1: %s", text))
-        if self._abort is not None:
-            reason, self._abort = self._abort, None
-            self.coordinator.break_off(f"the run was aborted: {reason}", "aborted")
         if self._is_over.is_set() and not self._is_ending:
             self._is_ending = True
             # Those who have not come to the end of the attempt in time have been waited for already.

@@ -8,6 +8,7 @@ import itertools
 import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -17,7 +18,7 @@ Action: TypeAlias = Callable[[], object]
 
 
 class Loop:
-    """Calls actions on the thread that serves; everything but `wake` is for that thread.
+    """Calls actions on the thread that serves; everything but `call_soon` and `wake` is for that thread.
 
     Args:
         linger_s: how long to go on looking, after something has happened, before the thread sleeps. Ranks that meet
@@ -27,6 +28,7 @@ class Loop:
 
     def __init__(self, linger_s: float = 0.0) -> None:
         self._linger_s = linger_s
+        self._soon: deque[Action] = deque()
         self._timers: list[tuple[float, int, Action]] = []
         self._timer_numbers = itertools.count()
         self._actions: dict[int, Action] = {}
@@ -48,6 +50,8 @@ class Loop:
                     action()
             while timers and timers[0][0] <= time.monotonic():
                 heapq.heappop(timers)[2]()
+            while self._soon:
+                self._soon.popleft()()
 
     def _next_events(self) -> list[tuple[selectors.SelectorKey, int]]:
         select = self._selector.select
@@ -74,6 +78,11 @@ class Loop:
     def call_in(self, delay_s: float, action: Action) -> None:
         """Call ``action`` in the loop, once."""
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_numbers), action))
+
+    def call_soon(self, action: Action) -> None:
+        """Call ``action`` in the loop, now; from any thread, or a signal handler."""
+        self._soon.append(action)
+        self.wake()
 
     def wake(self) -> None:
         """Have the loop ask ``is_done`` now; from any thread, or a signal handler."""

@@ -5,6 +5,7 @@ Plain pickle comes first, as it is quick; cloudpickle takes what a script or a n
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import traceback
@@ -30,6 +31,13 @@ def dumps(value: Any) -> bytes:  # Any: whatever the ranks pass each other
 
 def dumps_by_value(value: Any) -> bytes:  # Any: whatever the user's program holds
     """A value as bytes; functions and classes that no import can find are taken along, and know their files."""
+    with io.BytesIO() as file:
+        _pickler_by_value()(file).dump(value)
+        return file.getvalue()
+
+
+@functools.cache  # a class is made once; cloudpickle is imported by those who need it
+def _pickler_by_value() -> Any:
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
@@ -40,9 +48,7 @@ def dumps_by_value(value: Any) -> bytes:  # Any: whatever the user's program hol
                 return kind, tuple(thing.co_filename if part == "<dynamic-code>" else part for part in parts)
             return super().reducer_override(thing)
 
-    with io.BytesIO() as file:
-        Pickler(file).dump(value)
-        return file.getvalue()
+    return Pickler
 
 
 def dumps_work(work: object, parts: Callable[[], Iterator[tuple[str, Any]]]) -> bytes:

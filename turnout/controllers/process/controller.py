@@ -134,9 +134,6 @@ class _Group:
         self._ranks: dict[int, int] = {}
         """The rank of each process that lives."""
         self._outputs: dict[int, _Output] = {}
-        self._is_interrupted = 0
-        self._is_asked = False
-        self._abort: tuple[str, float] | None = None
         self._is_ending = False
         self._is_killing = False
         self._coordinator = Coordinator(
@@ -155,7 +152,7 @@ class _Group:
     def __exit__(self, *_: object) -> None:
         for output in self._outputs.values():
             output.close()
-        self._coordinator.__exit__(None, None, None)
+        self._coordinator.close()
 
     def fork(self, work: bytes) -> None:
         """Start every rank with ``work``."""
@@ -192,7 +189,9 @@ class _Group:
             self._coordinator.call_in(timeout_s, self._time_out)
         try:
             with signals_handled(
-                on_interrupt=self._note_interrupt, on_ask=self._note_ask, wake_fd=self._coordinator.wake_fd
+                on_interrupt=lambda: self._coordinator.call_soon(self._interrupt),
+                on_ask=self._coordinator.show_stacks,
+                wake_fd=self._coordinator.wake_fd,
             ):
                 self._coordinator.serve(self._is_done)
         except BaseException:
@@ -205,33 +204,22 @@ class _Group:
 
     def abort(self, reason: str, grace_s: float) -> None:
         """From any thread."""
-        self._abort = (reason, grace_s)
-        self._coordinator.wake()
 
-    # -- signals: noted where they come, acted on in the loop
+        def end() -> None:
+            self._coordinator.abort(reason)
+            self._unwind(grace_s)
 
-    def _note_interrupt(self) -> None:
-        self._is_interrupted += 1
-        self._coordinator.wake()
+        self._coordinator.call_soon(end)
 
-    def _note_ask(self) -> None:
-        self._is_asked = True
-        self._coordinator.wake()
+    def _interrupt(self) -> None:
+        if self.was_interrupted:
+            self._kill()
+            return
+        self.was_interrupted = True
+        logger.warning("interrupted: the run stops at its next report; interrupt again to kill it now")
+        self._coordinator.stop()
 
     def _is_done(self) -> bool:
-        if self._is_asked:
-            self._is_asked = False
-            self._coordinator.tell_stacks(lambda text: logger.warning("SIGUSR1: %s", text))
-        if self._abort is not None:
-            (reason, grace_s), self._abort = self._abort, None
-            self._coordinator.break_off(f"the run was aborted: {reason}", "aborted")
-            self._unwind(grace_s)
-        if self._is_interrupted and not self.was_interrupted:
-            self.was_interrupted = True
-            logger.warning("interrupted: the run stops at its next report; interrupt again to kill it now")
-            self._coordinator.stop()
-        if self._is_interrupted > 1:
-            self._kill()
         if not self._is_ending and not self._coordinator.unfinished:
             self._is_ending = True
             self._coordinator.call_in(_EXIT_S, self._kill)
@@ -291,7 +279,7 @@ class _Group:
 
     def _give_up(self, rank: int) -> None:
         if rank in self._ranks.values():
-            self._coordinator.died(rank, "has closed its connection to the driver, and runs on", "")
+            self._coordinator.died(rank, "has closed its connection to the driver, and runs on")
 
 
 class _Output:

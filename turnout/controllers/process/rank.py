@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from turnout.controllers.travel import loads
 from turnout.controllers.wire import Address, WireChannel
+from turnout.environment import WORKER_VARIABLE
 from turnout.errors import WorkerGroupError
 from turnout.session.channel import Channel
 from turnout.session.events import Failed, RankInfo
@@ -141,8 +142,8 @@ def _take_surroundings(launch: Launch, ranks: RankInfo) -> None:
         LOCAL_RANK=str(ranks.local_rank),
         LOCAL_WORLD_SIZE=str(ranks.local_world_size),
         NODE_RANK=str(ranks.node_rank),
-        TURNOUT_WORKER="1",
     )
+    os.environ[WORKER_VARIABLE] = "1"
     os.chdir(launch.directory)
     sys.argv[:] = launch.arguments
     sys.path[:] = launch.path
