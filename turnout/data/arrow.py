@@ -114,18 +114,11 @@ class ArrowShard:
 
     def materialize(self) -> ArrowShard:
         """This rank's rows of the current epoch, read into memory: a shard of their own, whole on this rank."""
-        import pyarrow as pa
-
-        tables = list(self._source.read(self._stretches(), prefetch_rows=0))
-        table = pa.concat_tables(tables) if tables else self.schema().empty_table()
-        return ArrowShard(self._name, table.combine_chunks())
+        return ArrowShard(self._name, self._read().combine_chunks())
 
     def to_pandas(self) -> pd.DataFrame:
         """This rank's rows of the current epoch."""
-        import pyarrow as pa
-
-        tables = list(self._source.read(self._stretches(), prefetch_rows=0))
-        return (pa.concat_tables(tables) if tables else self.schema().empty_table()).to_pandas()
+        return self._read().to_pandas()
 
     # -- iterating
 
@@ -256,6 +249,13 @@ class ArrowShard:
         return _dropped(
             shuffled(self._source.read(self._stretches(), prefetch_rows=prefetch_rows), buffer_size, seed), skip
         )
+
+    def _read(self) -> pa.Table:
+        """All rows of the current epoch."""
+        import pyarrow as pa
+
+        tables = list(self._source.read(self._stretches(), prefetch_rows=0))
+        return pa.concat_tables(tables) if tables else self.schema().empty_table()
 
     def _stretches(self) -> list[Stretch]:
         return dealt(

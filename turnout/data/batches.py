@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-__all__ = ["FORMATS", "in_batches", "numpy_of", "shuffled"]
+__all__ = ["FORMATS", "array_of", "in_batches", "numpy_of", "shuffled"]
 
 
 def in_batches(tables: Iterable[pa.Table], batch_size: int | None, *, drop_last: bool) -> Iterator[pa.Table]:
@@ -78,16 +78,17 @@ def numpy_of(table: pa.Table) -> dict[str, np.ndarray]:
 
     An array without missing values shares the table's memory, and cannot be written to.
     """
-    return {name: _array_of(table.column(name)) for name in table.column_names}
+    return {name: array_of(table.column(name)) for name in table.column_names}
 
 
-def _array_of(column: pa.ChunkedArray) -> np.ndarray:
+def array_of(column: pa.ChunkedArray) -> np.ndarray:
+    """One column as `numpy_of` gives it."""
     import numpy as np
     import pyarrow as pa
 
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return _array_of(column.cast(kind.value_type))
+        return array_of(column.cast(kind.value_type))
     if pa.types.is_fixed_size_list(kind) and column.null_count == 0:
         return _stacked(column, kind.list_size)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from turnout.checks import refused
-from turnout.data.batches import numpy_of
+from turnout.data.batches import array_of
 from turnout.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Tensors:
     def _converted(self, name: str, column: pa.ChunkedArray) -> torch.Tensor:
         import torch
 
-        array = numpy_of(_alone(name, column))[name]
+        array = array_of(column)
         if array.dtype == object and len(array) and len({getattr(row, "shape", None) for row in array}) == 1:
             array = _stacked(array)
         try:
@@ -127,12 +127,6 @@ class _Memory:
             "typestr": dtype.str,
             "version": 3,
         }
-
-
-def _alone(name: str, column: pa.ChunkedArray) -> pa.Table:
-    import pyarrow as pa
-
-    return pa.table({name: column})
 
 
 def _stacked(array: Any) -> Any:
