@@ -119,3 +119,17 @@ def test_a_data_loaders_workers_work_and_end_with_their_rank(method: str, num_wo
         pids |= workers
     assert len(pids) == 2 * num_workers
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "the loaders' workers to end", 2)
+
+
+def test_a_temporary_folder_that_is_still_held_goes_with_its_rank(tmp_path: Path) -> None:
+    def train() -> str:
+        import builtins
+        import tempfile
+
+        builtins.held = tempfile.TemporaryDirectory(prefix="held-", dir=tmp_path)  # type: ignore[attr-defined]
+        return str(builtins.held.name)  # type: ignore[attr-defined]
+
+    # The server has imported torch here, which has finalizers of its own.
+    folders = fit(train, tmp_path / "storage").return_values
+    assert folders is not None
+    assert [Path(folder).exists() for folder in folders] == [False, False]

@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 import types
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
@@ -130,7 +131,7 @@ def _show_warnings() -> None:
 
 def _take_surroundings(launch: Launch, ranks: RankInfo) -> None:
     """The driver's surroundings, so that the function finds what it would find there."""
-    atexit._clear()  # the server's own; what the train function registers is run at the rank's end
+    _forget_exits()
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -153,6 +154,18 @@ def _take_surroundings(launch: Launch, ranks: RankInfo) -> None:
         # Every rank would draw the same numbers. Python's own generator is seeded again by the fork, and torch's begins
         # with the same seed in every fresh process anyway.
         sys.modules["numpy"].random.seed()
+
+
+def _forget_exits() -> None:
+    """What the server would do at its end is not a rank's to do; what the train function registers is done at its own.
+
+    Finalizers, as of temporary folders, register themselves with the first one, which may have been the server's.
+    """
+    atexit._clear()
+    finalizers: Any = weakref.finalize  # its registry has no public name
+    for each in list(finalizers._registry):
+        each.atexit = False
+    finalizers._registered_with_atexit = False
 
 
 def _received(data: bytes, channel: WireChannel) -> Work | None:
