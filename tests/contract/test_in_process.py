@@ -19,7 +19,6 @@ import pytest
 
 import turnout
 import turnout.collective
-from tests.contract.tracks import Track, report_folder, text_in
 from turnout import (
     Checkpoint,
     CheckpointConfig,
@@ -29,6 +28,8 @@ from turnout import (
     UsageError,
     ValidationConfig,
 )
+from turnout.testing.contract.helpers import report_folder, text_in
+from turnout.testing.tracks import Track
 
 # -- debugging
 

@@ -10,8 +10,9 @@ import pytest
 
 import turnout
 import turnout.collective
-from tests.contract.tracks import TORCHRUN, Fit, Recorder, rank, report_folder, text_in
 from turnout import FailureConfig, RunConfig, WorkerGroupError
+from turnout.testing.contract.helpers import Recorder, rank, report_folder, text_in
+from turnout.testing.tracks import Fit, Track
 
 
 def describes_itself() -> int:
@@ -23,29 +24,29 @@ def seen(result: turnout.Result) -> list[Any]:
     return [result.metrics, result.return_value, result.return_values, result.path]
 
 
-def test_in_memory_every_rank_has_a_result_of_its_own() -> None:
+def test_in_memory_every_rank_has_a_result_of_its_own(torchrun: Track) -> None:
     def program(fit: Fit) -> list[Any]:
         result = fit(describes_itself)
         files = [name for name in ("of-0", "of-1") if result.checkpoint and Path(result.checkpoint.path, name).exists()]
         return [*seen(result), files]
 
-    assert TORCHRUN.drive_everywhere(program) == [
+    assert torchrun.drive_everywhere(program) == [
         [{"rank": each}, 100 + each, [100 + each], None, [f"of-{each}"]] for each in range(2)
     ]
 
 
-def test_with_storage_all_ranks_have_the_same_result(tmp_path: Path) -> None:
+def test_with_storage_all_ranks_have_the_same_result(torchrun: Track, tmp_path: Path) -> None:
     def program(fit: Fit) -> list[Any]:
         result = fit(describes_itself, run_config=RunConfig(name="run", storage_path=tmp_path))
         best = [(metrics, text_in(checkpoint, "of-1")) for checkpoint, metrics in result.best_checkpoints or ()]
         return [*seen(result), best, list(result.metrics_dataframe["rank"])]
 
     expected = [{"rank": 0}, 100, [100, 101], str(tmp_path / "run"), [({"rank": 0}, "1")], [0]]
-    assert TORCHRUN.drive_everywhere(program) == [expected] * 2
+    assert torchrun.drive_everywhere(program) == [expected] * 2
 
 
 @pytest.mark.parametrize("is_stored", [False, True], ids=["in-memory", "stored"])
-def test_callbacks_are_called_on_rank_zero(tmp_path: Path, is_stored: bool) -> None:
+def test_callbacks_are_called_on_rank_zero(torchrun: Track, tmp_path: Path, is_stored: bool) -> None:
     def program(fit: Fit) -> list[Any]:
         recorder = Recorder()
         storage = tmp_path if is_stored else None
@@ -53,10 +54,10 @@ def test_callbacks_are_called_on_rank_zero(tmp_path: Path, is_stored: bool) -> N
         return [metrics for metrics, _ in recorder.reports]
 
     all_ranks = [{"rank": 0}, {"rank": 1}] if is_stored else [{"rank": 0}]
-    assert TORCHRUN.drive_everywhere(program) == [[all_ranks], []]
+    assert torchrun.drive_everywhere(program) == [[all_ranks], []]
 
 
-def test_an_exception_leaves_fit_on_every_rank_and_with_its_frames_where_it_was_raised() -> None:
+def test_an_exception_leaves_fit_on_every_rank_and_with_its_frames_where_it_was_raised(torchrun: Track) -> None:
     def last_rank_raises() -> None:
         if rank() == 1:
             raise ValueError("real cause")
@@ -69,13 +70,15 @@ def test_an_exception_leaves_fit_on_every_rank_and_with_its_frames_where_it_was_
         notes = "\n".join(caught.value.__notes__)
         return isinstance(caught.value, WorkerGroupError), "raised on rank 1" in notes, frames[-1].name, notes
 
-    told = TORCHRUN.drive_everywhere(program)
+    told = torchrun.drive_everywhere(program)
     assert [each[:2] for each in told] == [(True, True)] * 2
     assert told[1][2] == "last_rank_raises"
     assert "in last_rank_raises" in told[0][3]
 
 
-def test_retries_are_left_to_torchrun_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_retries_are_left_to_torchrun_with_a_warning(
+    torchrun: Track, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def train() -> None:
         with (tmp_path / f"attempts-of-{rank()}").open("a") as file:
             file.write("x")
@@ -83,12 +86,12 @@ def test_retries_are_left_to_torchrun_with_a_warning(tmp_path: Path, caplog: pyt
         raise ValueError("real cause")
 
     with pytest.raises(ValueError, match="real cause"):
-        TORCHRUN.fit(train, run_config=RunConfig(failure_config=FailureConfig(max_failures=2)))
+        torchrun.fit(train, run_config=RunConfig(failure_config=FailureConfig(max_failures=2)))
     assert [(tmp_path / f"attempts-of-{each}").read_text() for each in range(2)] == ["x", "x"]
     assert "max_failures=2 has no effect under torchrun" in caplog.text
 
 
-def test_torchs_process_group_stands_within_each_run_of_a_program_and_is_gone_after_it() -> None:
+def test_torchs_process_group_stands_within_each_run_of_a_program_and_is_gone_after_it(torchrun: Track) -> None:
     def train() -> int:
         import torch
         import torch.distributed as dist
@@ -106,4 +109,4 @@ def test_torchs_process_group_stands_within_each_run_of_a_program_and_is_gone_af
             assert not dist.is_initialized()
         return values
 
-    assert TORCHRUN.drive_everywhere(program) == [[3, 3, 3]] * 2
+    assert torchrun.drive_everywhere(program) == [[3, 3, 3]] * 2

@@ -20,7 +20,7 @@ from turnout import FailureConfig
 from turnout.collective import barrier
 from turnout.controllers.process import client
 from turnout.testing import police
-from turnout.testing.police import LeakError
+from turnout.testing.leaks import LeakError
 
 WITH_CHILDREN = """
     import multiprocessing, os, subprocess, time

@@ -14,6 +14,7 @@ __all__ = ["Place", "is_users", "merged", "where_of"]
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _OURS = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
 _ENTRY = os.path.join(_OURS, "runtime", "worker.py")  # calls the train function
+_CONTRACT = os.path.join(_OURS, "testing", "contract")  # its train functions stand for a user's
 _INSTALLED = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _NOT_THE_USERS = (_OURS, *(os.path.realpath(path) + os.sep for path in _INSTALLED))
 
@@ -56,7 +57,8 @@ def where_of(dump: str) -> Place:
 @functools.lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
     """Whether code of this file is the user's own, and not Turnout's, Python's or an installed package's."""
-    return not (file.startswith("<frozen ") or os.path.realpath(file).startswith(_NOT_THE_USERS))
+    path = os.path.realpath(file)
+    return not (file.startswith("<frozen ") or path.startswith(_NOT_THE_USERS)) or path.startswith(_CONTRACT)
 
 
 def merged(places: Mapping[int, Place]) -> str:
@@ -70,7 +72,7 @@ def merged(places: Mapping[int, Place]) -> str:
 
 
 def _leads_to_the_user(file: str) -> bool:
-    return file == "<string>" or os.path.realpath(file).startswith(_OURS)
+    return file == "<string>" or (os.path.realpath(file).startswith(_OURS) and not is_users(file))
 
 
 def _named(ranks: list[int]) -> str:

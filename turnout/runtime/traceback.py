@@ -7,9 +7,10 @@ from types import TracebackType
 
 from turnout.controllers.stacks import is_users
 
-__all__ = ["place_of", "users_traceback"]
+__all__ = ["is_turnouts", "place_of", "users_traceback"]
 
 _PACKAGE = __name__.partition(".")[0]
+_CONTRACT = f"{_PACKAGE}.testing.contract"  # its train functions stand for a user's
 
 
 def users_traceback(error: BaseException) -> TracebackType | None:
@@ -30,14 +31,15 @@ def place_of(error: BaseException) -> str:
         place = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
         if is_users(frame.f_code.co_filename):
             users = place
-        elif not _is_name_ours(frame.f_globals.get("__name__", "")):
+        elif not is_turnouts(frame.f_globals.get("__name__", "")):
             others = place
     return users or others or "unknown place"
 
 
 def _is_ours(link: TracebackType) -> bool:
-    return _is_name_ours(link.tb_frame.f_globals.get("__name__", ""))
+    return is_turnouts(link.tb_frame.f_globals.get("__name__", ""))
 
 
-def _is_name_ours(module: str) -> bool:
-    return module == _PACKAGE or module.startswith(f"{_PACKAGE}.")
+def is_turnouts(module: str) -> bool:
+    """Whether a module of this name is Turnout's own, and not the user's."""
+    return f"{module}.".startswith(f"{_PACKAGE}.") and not module.startswith(_CONTRACT)

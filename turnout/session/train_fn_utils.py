@@ -12,6 +12,7 @@ from turnout.checkpoint import Checkpoint, ReportedCheckpoint
 from turnout.checks import check_file_name, check_number, refused
 from turnout.config import CheckpointConsistencyMode, CheckpointUploadMode, PreemptionInfo, ValidationTaskConfig
 from turnout.errors import CheckpointNotFoundError, UsageError
+from turnout.failpoints import failpoint
 from turnout.session.checkpoints import CheckpointReport, Checkpoints
 from turnout.session.collective import Collective, SoloCollective
 from turnout.session.context import TrainContext
@@ -74,6 +75,7 @@ class TrainFnUtils:
         validation: bool | ValidationTaskConfig = False,
     ) -> None:
         """See `turnout.report`."""
+        failpoint("report", self._rank)
         if checkpoint is None and validation is False and not self._meets:
             self._publish(plain_metrics(metrics), None)
             return

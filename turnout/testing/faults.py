@@ -1,26 +1,30 @@
-"""Making the program fail at a named point: `armed` in a test's own process, `TURNOUT_FAULTS` for those that it starts.
+"""Making the program fail at a named point: `armed` in a test's own process, `with_faults` on the ranks of a run, and
+`TURNOUT_FAULTS` in programs that it starts.
 
-The points are where `turnout.failpoints.failpoint` is called; `turnout.storage.commit.FAILPOINTS` lists a commit's.
+The points are where `turnout.failpoints.failpoint` is called: ``"report"`` is every call of `turnout.report`, and
+`turnout.storage.commit.FAILPOINTS` lists a commit's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import re
 import signal
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from turnout import failpoints
 from turnout.checks import check_choice, check_integer, check_number, check_text
 
-__all__ = ["TURNOUT_FAULTS", "Fault", "InjectedError", "arm_from_environment", "armed", "environment"]
+__all__ = ["TURNOUT_FAULTS", "Fault", "InjectedError", "arm_from_environment", "armed", "environment", "with_faults"]
 
 TURNOUT_FAULTS = "TURNOUT_FAULTS"
 """The environment variable that `arm_from_environment` reads: faults as `environment` writes them."""
@@ -77,10 +81,13 @@ class Faults:
 
     Args:
         faults: in the order in which they strike.
+        marks: a folder in which each strike is marked, so that a fault strikes a rank as often as it says over all
+            processes; None to count in this one alone.
     """
 
-    def __init__(self, faults: Sequence[Fault]) -> None:
+    def __init__(self, faults: Sequence[Fault], marks: str | None = None) -> None:
         self.hits: list[tuple[str, int | None]] = []
+        self._marks = marks
         self._faults = [(fault, re.compile(re.escape(fault.point).replace(r"\*", ".*"))) for fault in faults]
         self._counts = [0] * len(faults)
         self._lock = threading.Lock()
@@ -97,11 +104,21 @@ class Faults:
                     continue
                 self._counts[index] += 1
                 past = self._counts[index] - fault.on_hit
-                if past >= 0 and (not fault.times or past < fault.times):
+                if past >= 0 and (not fault.times or past < fault.times) and self._is_left(index, fault, rank):
                     due.append(fault)
         for fault in due:
             data = _act(fault, data)
         return data
+
+    def _is_left(self, index: int, fault: Fault, rank: int | None) -> bool:
+        """Mark one more strike, if there is one left."""
+        if self._marks is None or not fault.times:
+            return True
+        for number in range(fault.times):
+            with contextlib.suppress(FileExistsError):
+                open(os.path.join(self._marks, f"fault-{index}-rank-{rank}-{number}"), "x").close()
+                return True
+        return False
 
 
 @contextlib.contextmanager
@@ -116,6 +133,33 @@ def armed(*faults: Fault) -> Iterator[Faults]:
         yield active
     finally:
         failpoints.arm(previous)
+
+
+@contextlib.contextmanager
+def with_faults(function: Callable[..., Any], faults: Sequence[Fault]) -> Iterator[Callable[..., Any]]:
+    """The function with faults armed wherever it runs, also on ranks of other processes.
+
+    Args:
+        function: a train function, for example.
+        faults: each strikes a rank as often as it says, over all attempts that the block makes.
+
+    Yields:
+        A function that takes the same arguments; `function` itself if there are no faults.
+    """
+    if not faults:
+        yield function
+        return
+    with tempfile.TemporaryDirectory(prefix="turnout-faults-") as marks:
+
+        @functools.wraps(function)
+        def faulty(*arguments: Any) -> Any:  # Any: the user's own
+            previous = failpoints.arm(Faults(faults, marks).strike)
+            try:
+                return function(*arguments)
+            finally:
+                failpoints.arm(previous)
+
+        yield faulty
 
 
 def environment(*faults: Fault) -> dict[str, str]:

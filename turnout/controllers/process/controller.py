@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any, ClassVar, Self
 
@@ -86,6 +86,12 @@ class ProcessController(Controller):
         group = self._group
         if group is not None:
             group.abort(reason, grace_s)
+
+    def tell_stacks(self, then: Callable[[str], None]) -> None:
+        """Ask every rank of the attempt where it is; ``then`` is called with all of it, merged. From any thread."""
+        group = self._group
+        if group is not None:
+            group.tell_stacks(then)
 
     def run_aside(self, worker: Worker, sink: Sink, timeout_s: float | None) -> bool:
         """Fork one more process, from a server of its own, and serve it until it has exited."""
@@ -210,6 +216,10 @@ class _Group:
             self._unwind(grace_s)
 
         self._coordinator.call_soon(end)
+
+    def tell_stacks(self, then: Callable[[str], None]) -> None:
+        """From any thread."""
+        self._coordinator.call_soon(lambda: self._coordinator.tell_stacks(then))
 
     def _interrupt(self) -> None:
         if self.was_interrupted:

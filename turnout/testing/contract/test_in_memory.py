@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import turnout
-from tests.contract.tracks import Track, report_folder, text_in
 from turnout import CheckpointUploadMode, ValidationTaskConfig
+from turnout.testing.contract.helpers import report_folder, text_in
+from turnout.testing.tracks import Track
 
 
 def test_a_run_in_memory_tracks_no_checkpoints_and_has_no_path(memory_track: Track) -> None:

@@ -13,9 +13,10 @@ import pytest
 
 import turnout
 import turnout.collective
-from tests.contract.tracks import Fit, Track, rank
 from turnout import Result, RunConfig, UsageError
 from turnout.session import active
+from turnout.testing.contract.helpers import rank
+from turnout.testing.tracks import Fit, Track
 
 FUNCTIONS: dict[str, Callable[[], Any]] = {
     "report": lambda: turnout.report({"x": 1}),

@@ -11,8 +11,9 @@ import pytest
 
 import turnout
 import turnout.collective
-from tests.contract.tracks import Recorder, Track, is_first_time, rank, report_folder, text_in
 from turnout import FailureConfig, RunConfig, TrainingFailedError, UsageError, WorkerGroupError
+from turnout.testing.contract.helpers import Recorder, is_first_time, rank, report_folder, text_in
+from turnout.testing.tracks import Track
 
 
 class NeedsTwoArguments(Exception):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import turnout
-from tests.contract.tracks import Track, report_folder, text_in
 from turnout import Checkpoint, CheckpointError, FailureConfig, RunConfig, UsageError
+from turnout.testing.contract.helpers import report_folder, text_in
+from turnout.testing.tracks import Track
 
 
 def test_there_is_no_checkpoint_before_the_first_report(track: Track) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 
 import turnout
-from tests.contract.tracks import Track
 from turnout import RunConfig
+from turnout.testing.tracks import Track
 
 
 def test_many_more_reports_take_no_more_memory(track: Track) -> None:

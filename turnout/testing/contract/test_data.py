@@ -12,8 +12,9 @@ import pytest
 
 import turnout
 import turnout.collective
-from tests.contract.tracks import Track, is_first_time, report_folder, text_in
 from turnout import DataConfig, DataError, FailureConfig, RunConfig, UsageError
+from turnout.testing.contract.helpers import is_first_time, report_folder, text_in
+from turnout.testing.tracks import Track
 
 WHOLE = DataConfig(datasets_to_split=[])
 

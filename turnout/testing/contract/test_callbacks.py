@@ -9,8 +9,9 @@ import pytest
 
 import turnout
 import turnout.collective
-from tests.contract.tracks import Recorder, Track, rank, report_folder
 from turnout import RunConfig, UsageError, UserCallback
+from turnout.testing.contract.helpers import Recorder, rank, report_folder
+from turnout.testing.tracks import Track
 
 
 def test_a_callback_sees_every_report_with_the_metrics_of_every_rank(track: Track, tmp_path: Path) -> None:

@@ -18,25 +18,40 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from turnout import Checkpoint, Result, RunConfig, ScalingConfig, UserCallback
+from turnout.callback import UserCallback
+from turnout.checkpoint import Checkpoint
+from turnout.config import RunConfig, ScalingConfig
 from turnout.controllers import RunSpec
 from turnout.controllers.process import ProcessController
 from turnout.controllers.travel import dumps, loads, packed_error, traceback_text, unpacked_error
 from turnout.environment import WORKER_VARIABLE
 from turnout.errors import WorkerGroupError
+from turnout.result import Result
 from turnout.session import Channel
 from turnout.session.events import Died, Failed, Finished, Log, RankInfo, WorkerEvent
-from turnout.testing import police
+from turnout.testing.leaks import police
 
 T = TypeVar("T")
 
 _HOST = "127.0.0.1"
 
 
-def run_under_torchrun(program: Callable[[], T], *, world_size: int, callbacks: Sequence[UserCallback] = ()) -> list[T]:
+def run_under_torchrun(
+    program: Callable[[], T],
+    *,
+    world_size: int,
+    callbacks: Sequence[UserCallback] = (),
+    folder: str | None = None,
+) -> list[T]:
     """Run ``program`` on every rank.
 
-    What rank 0 logs is logged here as well, and what its callbacks have remembered is brought home to ``callbacks``.
+    What rank 0 logs is logged here as well.
+
+    Args:
+        program: runs on each.
+        world_size: how many they are.
+        callbacks: what those of rank 0 have remembered is brought home to them.
+        folder: for the files of checkpoints in memory, which would end with their ranks; None for the system's.
 
     Returns:
         What the program returned, by rank.
@@ -47,7 +62,7 @@ def run_under_torchrun(program: Callable[[], T], *, world_size: int, callbacks: 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported without saying so
 
     store = TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
-    work = _Program(program, callbacks, store.port, logging.getLogger("turnout").getEffectiveLevel())
+    work = _Program(program, callbacks, folder, store.port, logging.getLogger("turnout").getEffectiveLevel())
     words = dict(sorted(_last_words(work, world_size).items()))
     first = words[0]
     for record in first.records:
@@ -97,6 +112,7 @@ class _Program:
 
     program: Callable[[], Any]
     callbacks: Sequence[UserCallback]
+    folder: str | None
     port: int
     log_level: int
 
@@ -111,7 +127,7 @@ class _Program:
         except BaseException as raised:
             error = raised
         word = _Word(
-            value=_dumped(_brought_home(value)),
+            value=_dumped(_brought_home(value, self.folder)),
             error=None if error is None else _Raised.of(error),
             callbacks=[dict(vars(callback)) for callback in self.callbacks] if ranks.rank == 0 else [],
             records=records if ranks.rank == 0 else [],
@@ -184,9 +200,9 @@ def _dumped(value: Any) -> bytes:  # Any: whatever a program returns
     return dumps(value)
 
 
-def _brought_home(value: Any) -> Any:  # Any: whatever a program returns
+def _brought_home(value: Any, folder: str | None) -> Any:  # Any: whatever a program returns
     """A checkpoint in memory ends with its process: copy its files to where the test can read them."""
     if isinstance(value, Result) and value.path is None and value.checkpoint is not None:
-        folder = tempfile.mkdtemp(prefix="brought-home-", dir=os.environ["HOME"])
-        value.checkpoint = Checkpoint(shutil.copytree(value.checkpoint.path, folder, dirs_exist_ok=True))
+        home = tempfile.mkdtemp(prefix="brought-home-", dir=folder)
+        value.checkpoint = Checkpoint(shutil.copytree(value.checkpoint.path, home, dirs_exist_ok=True))
     return value

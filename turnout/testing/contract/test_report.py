@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import turnout
-from tests.contract.tracks import Track, report_folder, text_in
 from turnout import Checkpoint, CheckpointNotFoundError, UsageError, UserCallback
+from turnout.testing.contract.helpers import report_folder, text_in
+from turnout.testing.tracks import Track
 
 
 def test_the_result_holds_the_last_metrics_of_a_run_that_reports_no_checkpoint(track: Track) -> None:

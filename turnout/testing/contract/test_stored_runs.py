@@ -12,7 +12,6 @@ import pytest
 
 import turnout
 import turnout.collective
-from tests.contract.tracks import Recorder, Track, is_first_time, rank, report_folder, text_in, texts_in
 from turnout import (
     Checkpoint,
     CheckpointConfig,
@@ -28,6 +27,8 @@ from turnout import (
     ValidationTaskConfig,
     WorkerGroupError,
 )
+from turnout.testing.contract.helpers import Recorder, is_first_time, rank, report_folder, text_in, texts_in
+from turnout.testing.tracks import Track
 
 
 def stored(tmp_path: Path, name: str = "run", **arguments: Any) -> RunConfig:

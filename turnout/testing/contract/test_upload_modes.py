@@ -12,7 +12,6 @@ import pytest
 
 import turnout
 import turnout.collective
-from tests.contract.tracks import Recorder, Track, rank, text_in
 from turnout import (
     Checkpoint,
     CheckpointConfig,
@@ -23,6 +22,8 @@ from turnout import (
     UsageError,
     WorkerGroupError,
 )
+from turnout.testing.contract.helpers import Recorder, rank, text_in
+from turnout.testing.tracks import Track
 
 SYNC, ASYNC, NO_UPLOAD = CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC, CheckpointUploadMode.NO_UPLOAD
 

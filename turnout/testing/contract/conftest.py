@@ -1,0 +1,64 @@
+"""Every test of the contract is run over every track, or over those that have what it speaks of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from turnout.testing.ranks import warm_server
+from turnout.testing.surroundings import nothing_left_behind, own_environment
+from turnout.testing.tracks import TRACKS, Track, track_of
+
+__all__ = ["nothing_left_behind", "own_environment"]
+
+# Which tracks a test runs over, by the name of the fixture that it asks for.
+_CHOSEN: dict[str, Callable[[Track], bool]] = {
+    "track": lambda track: True,
+    "retrying_track": lambda track: track.retries,
+    "memory_track": lambda track: track.keeps_in_memory,
+    "group_track": lambda track: track.world_size > 1,
+}
+# What ranks of the contract import beside what they would anyway: so it is not read again for every rank.
+_PRELOADED = (
+    "pandas",
+    "psutil",
+    "pyarrow.fs",
+    "pyarrow.parquet",
+    "torch",
+    "torch.distributed",
+    "turnout.controllers.local_torch",
+    "turnout.runtime.stored",
+    "turnout.torch",
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test the tracks that it runs over."""
+    name = metafunc.config.getoption("turnout_controller")
+    tracks = TRACKS if name is None else (track_of(name),)
+    for fixture, has_it in _CHOSEN.items():
+        if fixture in metafunc.fixturenames:
+            chosen = [track for track in tracks if has_it(track)]
+            metafunc.parametrize(fixture, chosen, ids=[track.name for track in chosen], indirect=True)
+
+
+@pytest.fixture
+def track(request: pytest.FixtureRequest, _turnout_modules_by_value: None) -> Track:
+    """The track that a behaviour is tried on."""
+    chosen: Track = request.param
+    return chosen
+
+
+retrying_track = memory_track = group_track = track
+
+
+@pytest.fixture(autouse=True)
+def _own_home(own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Runs without a storage path go to a folder under the home, on tracks that keep nothing in memory."""
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_server(pytestconfig: pytest.Config) -> None:
+    warm_server(pytestconfig).start(_PRELOADED)
