@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from turnout.checks import check_choice, check_integer, refused
 from turnout.data.arrow_source import ArrowSource, opened
 from turnout.data.batches import FORMATS, in_batches, numpy_of, shuffled
 from turnout.data.dealing import Stretch, dealt, share_of
+from turnout.data.read_ahead import read_ahead
+from turnout.data.shard_state import ShardState, Shuffle
 from turnout.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +53,8 @@ class ArrowShard:
         self._epoch = 0
         self._is_begun = False
         self._rows_given = 0
-        self._rows_to_skip = 0
+        self._shuffle: Shuffle | None = None
+        self._loaded: ShardState | None = None  # where the next iteration goes on
 
     # -- the order
 
@@ -60,46 +65,32 @@ class ArrowShard:
             UsageError: it is no whole number of at least 0.
         """
         number = check_integer("set_epoch(): epoch", epoch, at_least=0, remedy="takes a whole number of at least 0")
-        if self._rows_to_skip and number == self._epoch and self._seed is not None:
+        if self._loaded is not None and number == self._epoch and self._seed is not None:
             return  # the epoch that `load_state_dict` goes on with
         self._seed = 0
-        self._epoch, self._is_begun, self._rows_to_skip = number, False, 0
+        self._epoch, self._is_begun, self._loaded = number, False, None
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank is in the current epoch; save it with a checkpoint, and `load_state_dict` goes on there.
 
-        It counts the rows of the batches that the loop was given.
+        It counts the rows of the batches that the loop was given, whatever has been read ahead, in types of JSON.
         """
-        return {
-            "epoch": self._epoch,
-            "rows": self._rows_given if self._is_begun else self._rows_to_skip,
-            "seed": self._seed,
-            "rank": self._rank,
-            "world_size": self._world_size,
-            "total_rows": sum(self._source.sizes()),
-        }
+        return self._state().as_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another run of the same data on as many ranks was: the next iteration is the rest of its epoch.
 
+        The rows are the very ones that were left, also of a shuffled epoch, whatever the size of the batches. Of an
+        epoch that was at its end the rest is empty.
+
         Raises:
-            UsageError: it is no state of such a shard.
+            UsageError: it is no state of such a shard. So too where the next iteration shuffles otherwise than the one
+                that was begun.
         """
-        if not isinstance(state, dict) or not {"epoch", "rows", "seed", "world_size", "total_rows"} <= state.keys():
-            raise refused("load_state_dict(): state", state, "takes what state_dict() of a shard has returned")
-        if state["world_size"] != self._world_size:
-            raise UsageError(
-                f"load_state_dict(): the state is of {state['world_size']} ranks and this run has {self._world_size}: "
-                "where each is inside of the epoch means nothing there. Begin the epoch anew"
-            )
-        total = sum(self._source.sizes())
-        if state["total_rows"] != total:
-            raise UsageError(
-                f"load_state_dict(): the state is of data with {state['total_rows']} rows, and {self._name!r} has "
-                f"{total}"
-            )
-        self._epoch, self._seed = state["epoch"], state["seed"]
-        self._is_begun, self._rows_to_skip = False, state["rows"]
+        loaded = ShardState.of(state)
+        loaded.refuse_unless_of(self._name, self._state())
+        self._epoch, self._seed = loaded.epoch, loaded.seed
+        self._is_begun, self._loaded = False, loaded if loaded.rows else None
 
     # -- what is in it
 
@@ -124,7 +115,7 @@ class ArrowShard:
 
     def iter_rows(self) -> Iterator[dict[str, Any]]:
         """This rank's rows, as dicts of Python values."""
-        for table in self._tables(1024, self._begin(), None, ""):
+        for table in self._tables(self._begin(None, None), 1):
             for row in table.to_pylist():
                 self._rows_given += 1
                 yield row
@@ -156,8 +147,7 @@ class ArrowShard:
         """
         check_choice("iter_batches(): batch_format", batch_format or "pyarrow", tuple(FORMATS))
         _check_arguments("iter_batches()", batch_size, prefetch_batches, local_shuffle_buffer_size)
-        prefetch_rows = prefetch_batches * (batch_size or 1)
-        tables = self._batches(batch_size, prefetch_rows, drop_last, local_shuffle_buffer_size, local_shuffle_seed)
+        tables = self._batches(batch_size, prefetch_batches, drop_last, local_shuffle_buffer_size, local_shuffle_seed)
         return map(FORMATS[batch_format or "pyarrow"], tables)
 
     def iter_torch_batches(
@@ -200,8 +190,7 @@ class ArrowShard:
             raise refused("iter_torch_batches(): collate_fn", collate_fn, "takes a function of a dict of numpy arrays")
         if collate_fn is not None and dtypes is not None:
             raise UsageError("iter_torch_batches(): dtypes have no effect beside collate_fn; drop one of the two")
-        prefetch_rows = prefetch_batches * (batch_size or 1)
-        tables = self._batches(batch_size, prefetch_rows, drop_last, local_shuffle_buffer_size, local_shuffle_seed)
+        tables = self._batches(batch_size, prefetch_batches, drop_last, local_shuffle_buffer_size, local_shuffle_seed)
         if collate_fn is not None:
             return map(collate_fn, map(numpy_of, tables))
         tensors = Tensors(
@@ -219,42 +208,68 @@ class ArrowShard:
 
     # -- within
 
-    def _begin(self) -> int:
+    def _state(self) -> ShardState:
+        sizes = self._source.sizes()
+        rows, shuffle = self._rows_given, self._shuffle
+        if not self._is_begun:
+            rows, shuffle = (self._loaded.rows, self._loaded.shuffle) if self._loaded is not None else (0, None)
+        columns = [(each.name, str(each.type)) for each in self.schema()]
+        return ShardState(
+            epoch=self._epoch,
+            rows=rows,
+            seed=self._seed,
+            shuffle=shuffle,
+            rank=self._rank,
+            world_size=self._world_size,
+            equal=self._equal,
+            total_rows=sum(sizes),
+            layout=hashlib.sha256(json.dumps([list(sizes), columns]).encode()).hexdigest()[:16],
+        )
+
+    def _begin(self, buffer_size: int | None, seed: int | None) -> int:
         """An iteration begins; returns how many of its rows were given before."""
+        if self._loaded is not None:
+            self._shuffle = self._loaded.shuffle_to_go_on_with(buffer_size, seed)
+        elif buffer_size is not None:
+            self._shuffle = Shuffle(buffer_size=buffer_size, seed=os.urandom(8).hex() if seed is None else seed)
+        else:
+            self._shuffle = None
         if self._is_begun:
             self._epoch += 1
         self._is_begun = True
-        self._rows_given, self._rows_to_skip = self._rows_to_skip, 0
+        self._rows_given = self._loaded.rows if self._loaded is not None else 0
+        self._loaded = None
         return self._rows_given
 
     def _batches(
         self,
         batch_size: int | None,
-        prefetch_rows: int,
+        prefetch_batches: int,
         drop_last: bool,
         buffer_size: int | None,
         shuffle_seed: int | None,
-    ) -> Iterator[pa.Table]:
-        skip = self._begin()
-        seed = f"{os.urandom(8).hex() if shuffle_seed is None else shuffle_seed} {self._epoch} {self._rank}"
-        tables = self._tables(prefetch_rows, skip, buffer_size, seed)
+    ) -> Generator[pa.Table]:
+        skip = self._begin(buffer_size, shuffle_seed)
+        tables = self._tables(skip, prefetch_batches * (batch_size or 1))
         for batch in in_batches(tables, batch_size, drop_last=drop_last):
             self._rows_given += batch.num_rows
             yield batch
 
-    def _tables(self, prefetch_rows: int, skip: int, buffer_size: int | None, seed: str) -> Iterator[pa.Table]:
-        if buffer_size is None:
-            return self._source.read(_after(self._stretches(), skip), prefetch_rows=prefetch_rows)
-        # The order of the buffer comes of all rows before, so that those are read again.
-        return _dropped(
-            shuffled(self._source.read(self._stretches(), prefetch_rows=prefetch_rows), buffer_size, seed), skip
-        )
+    def _tables(self, skip: int, prefetch_rows: int) -> Iterator[pa.Table]:
+        """An iteration's rows after the first ``skip``, as they are read."""
+        if self._shuffle is None:
+            tables = self._source.read(_after(self._stretches(), skip))
+        else:
+            # The order of the buffer comes of all rows before, so that those are read again.
+            seed = f"{self._shuffle.seed} {self._epoch} {self._rank}"
+            tables = _dropped(shuffled(self._source.read(self._stretches()), self._shuffle.buffer_size, seed), skip)
+        return read_ahead(tables, prefetch_rows) if prefetch_rows else tables
 
     def _read(self) -> pa.Table:
         """All rows of the current epoch."""
         import pyarrow as pa
 
-        tables = list(self._source.read(self._stretches(), prefetch_rows=0))
+        tables = list(self._source.read(self._stretches()))
         return pa.concat_tables(tables) if tables else self.schema().empty_table()
 
     def _stretches(self) -> list[Stretch]:
@@ -279,7 +294,7 @@ def _after(stretches: list[Stretch], skip: int) -> list[Stretch]:
     return left
 
 
-def _dropped(tables: Iterator[pa.Table], skip: int) -> Iterator[pa.Table]:
+def _dropped(tables: Iterator[pa.Table], skip: int) -> Generator[pa.Table]:
     for table in tables:
         dropped = min(skip, table.num_rows)
         skip -= dropped

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turnout.data.dealing import Stretch
+from turnout.data.fragments import FragmentReader, path_of, shown_schema
 from turnout.errors import DataError
 from turnout.filesystem import redacted, resolve_uri
 
@@ -95,15 +96,14 @@ class ArrowSource(ABC):
         """
 
     @abstractmethod
-    def read(self, stretches: Sequence[Stretch], *, prefetch_rows: int) -> Iterator[pa.Table]:
-        """Read stretches of pieces, in order, as tables of any sizes.
+    def read(self, stretches: Sequence[Stretch]) -> Generator[pa.Table]:
+        """Read stretches of pieces, in order, as tables of any sizes, each when it is asked for.
 
         Args:
             stretches: of pieces, by index.
-            prefetch_rows: about how many rows are read ahead in the background; 0 for none.
 
         Raises:
-            DataError: a file cannot be read.
+            DataError: a file cannot be read, or has changed since its rows were counted.
         """
 
 
@@ -124,7 +124,7 @@ class _TableSource(ArrowSource):
         num_rows = self._table.num_rows
         return [min(_TABLE_PIECE, num_rows - first) for first in range(0, num_rows, _TABLE_PIECE)]
 
-    def read(self, stretches: Sequence[Stretch], *, prefetch_rows: int) -> Iterator[pa.Table]:
+    def read(self, stretches: Sequence[Stretch]) -> Generator[pa.Table]:
         start = stop = 0
         for each in stretches:
             first = each.piece * _TABLE_PIECE
@@ -133,6 +133,46 @@ class _TableSource(ArrowSource):
                 start = first + each.start
             stop = first + each.stop
         yield from _slices(self._table, start, stop)
+
+
+class _Piece(NamedTuple):
+    """A fragment's row group, or a fragment that has none."""
+
+    fragment: pyarrow.dataset.Fragment
+    group: int | None
+
+
+class _Run(NamedTuple):
+    """Pieces of a fragment that are read at once.
+
+    Args:
+        fragment: it.
+        groups: its row groups, which follow each other; None is all of a fragment that has none.
+        size: how many rows they have.
+        start: the first row that is wanted.
+        stop: the one after the last.
+    """
+
+    fragment: pyarrow.dataset.Fragment
+    groups: list[int] | None
+    size: int
+    start: int
+    stop: int
+
+    def joined(self, other: _Run, limit: int) -> _Run | None:
+        """Both as one, if no row is left out between them and it has no more than ``limit``."""
+        if (
+            self.groups is None
+            or other.groups is None
+            or other.fragment is not self.fragment
+            or other.groups[0] != self.groups[-1] + 1
+            or self.stop < self.size
+            or other.start
+            or self.size + other.size > limit
+        ):
+            return None
+        self.groups.extend(other.groups)
+        return self._replace(size=self.size + other.size, stop=self.size + other.stop)
 
 
 class _DatasetSource(ArrowSource):
@@ -145,104 +185,101 @@ class _DatasetSource(ArrowSource):
     """
 
     def __init__(self, name: str, dataset: pyarrow.dataset.Dataset, *, are_schemas_equal: bool) -> None:
+        import pyarrow.dataset
+
         super().__init__(name)
-        self._dataset = dataset
         self._are_schemas_equal = are_schemas_equal
-        # Arrow gives no fragments of a filtered data set: it is one piece, of which each rank leaves out a part.
-        self._is_filtered = bool(getattr(dataset, "_scan_options", None))
-        self._pieces: list[tuple[pyarrow.dataset.Fragment, int | None]] | None = None
+        # Arrow gives no fragments of a filtered data set, but those of one that has forgotten its filter.
+        self._filter = (getattr(dataset, "_scan_options", None) or {}).get("filter")
+        if self._filter is not None:
+            dataset = dataset.replace_schema(dataset.schema)
+            dataset._scan_options = {}
+        self._dataset = dataset
+        self._pieces: list[_Piece] | None = None
         self._sizes: list[int] = []
         self._row_bytes = 1
+        is_decoded = isinstance(dataset, pyarrow.dataset.FileSystemDataset) and isinstance(
+            dataset.format, pyarrow.dataset.ParquetFileFormat
+        )
+        self.is_shared = not is_decoded
 
     @property
     def schema(self) -> pa.Schema:
         return self._dataset.schema
 
     def sizes(self) -> Sequence[int]:
-        if self._pieces is None and self._is_filtered:
-            self._pieces, self._sizes = [(self._dataset, None)], [self._dataset.count_rows()]
-        elif self._pieces is None:
+        if self._pieces is None:
             fragments = list(self._dataset.get_fragments())
-            with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
+            with ThreadPoolExecutor(_FOOTER_THREADS, thread_name_prefix="turnout-footers") as pool:
                 counted = list(pool.map(self._counted, fragments))
-            self._pieces = [
-                (fragment, group) for fragment, each in zip(fragments, counted, strict=True) for group, _ in each
-            ]
             self._sizes = [size for each in counted for _, size in each]
+            self._pieces = [piece for each in counted for piece, _ in each]
         return self._sizes
 
-    def read(self, stretches: Sequence[Stretch], *, prefetch_rows: int) -> Iterator[pa.Table]:
+    def read(self, stretches: Sequence[Stretch]) -> Generator[pa.Table]:
         import pyarrow as pa
-        import pyarrow.dataset
 
-        assert self._pieces is not None, "sizes() comes first"
-        if not stretches:
-            return
-        rows = max(1, min(_READ_ROWS, _READ_BYTES // self._row_bytes))
-        scanner = self._part(stretches).scanner(
-            batch_size=rows,
-            batch_readahead=-(-prefetch_rows // rows),
-            fragment_readahead=1 + bool(prefetch_rows),
-            use_threads=True,
-        )
-        wanted = _wanted(stretches, self._sizes)
-        position = 0
-        try:
-            for batch in scanner.to_batches():
-                end = position + batch.num_rows
-                while wanted and wanted[0][0] < end:
-                    start, stop = wanted[0]
-                    first, last = max(start, position), min(stop, end)
-                    yield pa.Table.from_batches([batch.slice(first - position, last - first)])
-                    if stop > end:
+        num_rows = max(1, min(_READ_ROWS, _READ_BYTES // self._row_bytes))
+        with FragmentReader(self.name, self.schema, self._filter) as reader:
+            for run in self._runs(stretches, num_rows):
+                position = 0
+                for batch in reader.batches(run.fragment, run.groups, num_rows):
+                    first = max(run.start - position, 0)
+                    last = min(run.stop - position, batch.num_rows)
+                    if first < last:
+                        yield pa.Table.from_batches([batch.slice(first, last - first)])
+                    position += batch.num_rows
+                    if position >= run.stop:
                         break
-                    del wanted[0]
-                position = end
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(f"datasets[{self.name!r}]: {redacted(error)}") from error
+                if position < run.stop:
+                    raise DataError(
+                        f"datasets[{self.name!r}]: {path_of(run.fragment)} has fewer rows than when they were counted"
+                    )
 
-    def _part(self, stretches: Sequence[Stretch]) -> pyarrow.dataset.Dataset:
-        """The pieces that are read, as a data set, so that Arrow reads ahead over the ends of files."""
-        import pyarrow.dataset
-
-        assert self._pieces is not None, "read() has looked"
-        if self._is_filtered:
-            return self._dataset
-        fragments: list[tuple[pyarrow.dataset.Fragment, list[int]]] = []
+    def _runs(self, stretches: Sequence[Stretch], num_rows: int) -> list[_Run]:
+        """Stretches as they are read: small row groups that follow each other at once, ``num_rows`` at most."""
+        self.sizes()
+        assert self._pieces is not None, "sizes() has seen to it"
+        runs: list[_Run] = []
         for each in stretches:
-            fragment, group = self._pieces[each.piece]
-            if group is not None and fragments and fragments[-1][0] is fragment and group > fragments[-1][1][-1]:
-                fragments[-1][1].append(group)
+            piece = self._pieces[each.piece]
+            groups = None if piece.group is None else [piece.group]
+            run = _Run(piece.fragment, groups, self._sizes[each.piece], each.start, each.stop)
+            joined = runs[-1].joined(run, num_rows) if runs else None
+            if joined is None:
+                runs.append(run)
             else:
-                fragments.append((fragment, [] if group is None else [group]))
-        chosen = [fragment.subset(row_group_ids=groups) if groups else fragment for fragment, groups in fragments]
-        if isinstance(self._dataset, pyarrow.dataset.FileSystemDataset):
-            return pyarrow.dataset.FileSystemDataset(
-                chosen, self._dataset.schema, self._dataset.format, filesystem=self._dataset.filesystem
-            )
-        return _FragmentsInTurn(chosen, self._dataset.schema)
+                runs[-1] = joined
+        return runs
 
-    def _counted(self, fragment: pyarrow.dataset.Fragment) -> list[tuple[int | None, int]]:
-        """The pieces of a fragment: row group, if it has such, and number of rows."""
+    def _counted(self, fragment: pyarrow.dataset.Fragment) -> list[tuple[_Piece, int]]:
+        """The pieces of a fragment, and the number of rows of each."""
         import pyarrow as pa
         import pyarrow.dataset
 
-        path = getattr(fragment, "path", "")
         try:
             if self._are_schemas_equal:
-                self._refuse_other_schema(fragment, path)
+                self._refuse_other_schema(fragment)
             if not isinstance(fragment, pyarrow.dataset.ParquetFileFragment):
-                return [(None, fragment.count_rows())]
+                return [(_Piece(fragment, None), fragment.count_rows(filter=self._filter))]
             groups = fragment.row_groups
+            for each in groups:
+                if each.num_rows:
+                    self._row_bytes = max(self._row_bytes, each.total_byte_size // each.num_rows)
+            if self._filter is None:
+                return [(_Piece(fragment, each.id), each.num_rows) for each in groups]
+            return [
+                (
+                    _Piece(fragment, each.id),
+                    fragment.subset(row_group_ids=[each.id]).count_rows(filter=self._filter),
+                )
+                for each in groups
+            ]
         except (OSError, pa.ArrowException) as error:
-            text = f"datasets[{self.name!r}]: {redacted(path)} cannot be read: {redacted(error)}"
+            text = f"datasets[{self.name!r}]: {path_of(fragment)} cannot be read: {redacted(error)}"
             raise DataError(text) from error
-        for each in groups:
-            if each.num_rows:
-                self._row_bytes = max(self._row_bytes, each.total_byte_size // each.num_rows)
-        return [(each.id, each.num_rows) for each in groups]
 
-    def _refuse_other_schema(self, fragment: pyarrow.dataset.Fragment, path: str) -> None:
+    def _refuse_other_schema(self, fragment: pyarrow.dataset.Fragment) -> None:
         import pyarrow as pa
 
         own = fragment.physical_schema
@@ -251,39 +288,13 @@ class _DatasetSource(ArrowSource):
         if not own.equals(expected, check_metadata=False):
             first = self._dataset.files[0]
             raise DataError(
-                f"datasets[{self.name!r}]: {redacted(path)} has another schema than {redacted(first)}:\n"
-                f"{_shown(own)}\nand not\n{_shown(expected)}"
+                f"datasets[{self.name!r}]: {path_of(fragment)} has another schema than {redacted(first)}:\n"
+                f"{shown_schema(own)}\nand not\n{shown_schema(expected)}"
             )
 
     def _is_partition(self, name: str) -> bool:
         partitioning = getattr(self._dataset, "partitioning", None)
         return partitioning is not None and name in partitioning.schema.names
-
-
-class _FragmentsInTurn:
-    """Fragments of any kind, read one after another."""
-
-    def __init__(self, fragments: Sequence[Any], schema: pa.Schema) -> None:
-        self._fragments = fragments
-        self._schema = schema
-        self._options: dict[str, Any] = {}
-
-    def scanner(self, **options: Any) -> _FragmentsInTurn:
-        self._options = options
-        return self
-
-    def to_batches(self) -> Iterator[pa.RecordBatch]:
-        for fragment in self._fragments:
-            yield from fragment.scanner(schema=self._schema, **self._options).to_batches()
-
-
-def _wanted(stretches: Sequence[Stretch], sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """The rows that are kept of pieces read one after another."""
-    offset, wanted = 0, []
-    for each in stretches:
-        wanted.append((offset + each.start, offset + each.stop))
-        offset += sizes[each.piece]
-    return wanted
 
 
 def _slices(table: pa.Table, start: int, stop: int) -> Iterator[pa.Table]:
@@ -293,7 +304,3 @@ def _slices(table: pa.Table, start: int, stop: int) -> Iterator[pa.Table]:
     for batch in table.slice(start, stop - start).to_batches():
         if batch.num_rows:
             yield pa.Table.from_batches([batch])
-
-
-def _shown(schema: pa.Schema) -> str:
-    return ", ".join(f"{each.name}: {each.type}" for each in schema)

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["FORMATS", "array_of", "in_batches", "numpy_of", "shuffled"]
 
 
+_LEAST_SHUFFLED = 1024  # rows that are shuffled at a time, where the buffer is smaller
+
+
 def in_batches(tables: Iterable[pa.Table], batch_size: int | None, *, drop_last: bool) -> Iterator[pa.Table]:
     """Cut a stream of tables into batches; most are slices that share its memory.
 
@@ -51,9 +54,11 @@ def in_batches(tables: Iterable[pa.Table], batch_size: int | None, *, drop_last:
 def shuffled(tables: Iterable[pa.Table], buffer_size: int, seed: str) -> Iterator[pa.Table]:
     """Shuffle a stream of rows within a buffer: every row is drawn from at least ``buffer_size`` others.
 
+    The order comes of the rows and the seed alone, not of how the rows came.
+
     Args:
         tables: of any sizes.
-        buffer_size: rows that are held back, but for the last of the stream.
+        buffer_size: rows that are held back, but for the last of the stream; twice as many are held at times.
         seed: the same gives the same order.
     """
     import numpy as np
@@ -61,16 +66,16 @@ def shuffled(tables: Iterable[pa.Table], buffer_size: int, seed: str) -> Iterato
 
     generator = np.random.default_rng(random.Random(seed).getrandbits(64))
     held: list[pa.Table] = []
-    count = 0
-    for table in tables:
+    for table in in_batches(tables, max(buffer_size, _LEAST_SHUFFLED), drop_last=False):
         held.append(table)
-        count += table.num_rows
-        if count >= 2 * buffer_size:
-            mixed = pa.concat_tables(held).combine_chunks().take(pa.array(generator.permutation(count)))
-            yield mixed.slice(0, count - buffer_size)
-            held, count = [mixed.slice(count - buffer_size)], buffer_size
-    if count:
-        yield pa.concat_tables(held).combine_chunks().take(pa.array(generator.permutation(count)))
+        count = sum(each.num_rows for each in held)
+        mixed = pa.concat_tables(held).combine_chunks().take(pa.array(generator.permutation(count)))
+        given = max(0, count - buffer_size)
+        if given:
+            yield mixed.slice(0, given)
+        held = [mixed.slice(given)]
+    if held:
+        yield held[0]
 
 
 def numpy_of(table: pa.Table) -> dict[str, np.ndarray]:
