@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.cases import (
+    arrow_batches,
     checkpoint_report,
     import_time,
     memory,
@@ -24,5 +25,6 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     training_loop.BENCHMARK,
     *checkpoint_report.BENCHMARKS,
     *process_ranks.BENCHMARKS,
+    arrow_batches.BENCHMARK,
     memory.BENCHMARK,
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnout.checks import check_choice, check_integer, refused
 from turnout.data.arrow_source import ArrowSource, opened
-from turnout.data.batches import FORMATS, in_batches, numpy_of, shuffled
+from turnout.data.batches import FORMATS, Arrays, Batch, in_batches, in_format, shuffled
 from turnout.data.dealing import Stretch, dealt, share_of
 from turnout.data.read_ahead import read_ahead
 from turnout.data.shard_state import ShardState, Shuffle
@@ -145,10 +145,10 @@ class ArrowShard:
             UsageError: an argument cannot be meant.
             DataError: a file cannot be read, or has another schema than the rest.
         """
-        check_choice("iter_batches(): batch_format", batch_format or "pyarrow", tuple(FORMATS))
+        check_choice("iter_batches(): batch_format", batch_format or "pyarrow", FORMATS)
         _check_arguments("iter_batches()", batch_size, prefetch_batches, local_shuffle_buffer_size)
-        tables = self._batches(batch_size, prefetch_batches, drop_last, local_shuffle_buffer_size, local_shuffle_seed)
-        return map(FORMATS[batch_format or "pyarrow"], tables)
+        batches = self._batches(batch_size, prefetch_batches, drop_last, local_shuffle_buffer_size, local_shuffle_seed)
+        return in_format(batches, batch_format or "pyarrow")
 
     def iter_torch_batches(
         self,
@@ -190,9 +190,9 @@ class ArrowShard:
             raise refused("iter_torch_batches(): collate_fn", collate_fn, "takes a function of a dict of numpy arrays")
         if collate_fn is not None and dtypes is not None:
             raise UsageError("iter_torch_batches(): dtypes have no effect beside collate_fn; drop one of the two")
-        tables = self._batches(batch_size, prefetch_batches, drop_last, local_shuffle_buffer_size, local_shuffle_seed)
+        batches = self._batches(batch_size, prefetch_batches, drop_last, local_shuffle_buffer_size, local_shuffle_seed)
         if collate_fn is not None:
-            return map(collate_fn, map(numpy_of, tables))
+            return map(collate_fn, map(Arrays(), batches))
         tensors = Tensors(
             name=self._name,
             columns=self.schema().names,
@@ -201,7 +201,7 @@ class ArrowShard:
             pin_memory=pin_memory,
             copies=self._source.is_shared,
         )
-        return map(tensors, tables)
+        return map(tensors, batches)
 
     def __repr__(self) -> str:
         return f"ArrowShard({self._name!r}, rank {self._rank} of {self._world_size})"
@@ -248,7 +248,7 @@ class ArrowShard:
         drop_last: bool,
         buffer_size: int | None,
         shuffle_seed: int | None,
-    ) -> Generator[pa.Table]:
+    ) -> Generator[Batch]:
         skip = self._begin(buffer_size, shuffle_seed)
         tables = self._tables(skip, prefetch_batches * (batch_size or 1))
         for batch in in_batches(tables, batch_size, drop_last=drop_last):

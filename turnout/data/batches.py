@@ -3,32 +3,58 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     import pyarrow as pa
 
-__all__ = ["FORMATS", "array_of", "in_batches", "numpy_of", "shuffled"]
+__all__ = ["FORMATS", "Arrays", "Batch", "array_of", "has_plain_numbers", "in_batches", "in_format", "shuffled"]
 
 
 _LEAST_SHUFFLED = 1024  # rows that are shuffled at a time, where the buffer is smaller
 
 
-def in_batches(tables: Iterable[pa.Table], batch_size: int | None, *, drop_last: bool) -> Iterator[pa.Table]:
-    """Cut a stream of tables into batches; most are slices that share its memory.
+class Batch(NamedTuple):
+    """Rows of a table that are one batch.
+
+    Args:
+        table: it; most have many batches, which share what is made of its columns once.
+        start: the first row.
+        stop: the one after the last.
+    """
+
+    table: pa.Table
+    start: int
+    stop: int
+
+    @property
+    def num_rows(self) -> int:
+        """How many they are."""
+        return self.stop - self.start
+
+    @property
+    def rows(self) -> pa.Table:
+        """A table of them alone, which shares memory."""
+        return self.table.slice(self.start, self.num_rows)
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """One column of them."""
+        return self.table.column(name).slice(self.start, self.num_rows)
+
+
+def in_batches(tables: Iterable[pa.Table], batch_size: int | None, *, drop_last: bool) -> Iterator[Batch]:
+    """Cut a stream of tables into batches; most share its memory.
 
     Args:
         tables: of any sizes.
         batch_size: rows of a batch; None gives the tables as they come.
         drop_last: leave out the last batch if it is smaller.
     """
-    import pyarrow as pa
-
     if batch_size is None:
-        yield from (table for table in tables if table.num_rows)
+        yield from (Batch(table, 0, table.num_rows) for table in tables if table.num_rows)
         return
     waiting: list[pa.Table] = []  # less than a batch together
     count = 0
@@ -40,15 +66,22 @@ def in_batches(tables: Iterable[pa.Table], batch_size: int | None, *, drop_last:
             count += start
             if count < batch_size:
                 continue
-            yield pa.concat_tables(waiting).combine_chunks()
+            yield _joined(waiting)
             waiting, count = [], 0
         whole = start + (table.num_rows - start) // batch_size * batch_size
         for first in range(start, whole, batch_size):
-            yield table.slice(first, batch_size)
+            yield Batch(table, first, first + batch_size)
         if whole < table.num_rows:
             waiting, count = [table.slice(whole)], table.num_rows - whole
     if count and not drop_last:
-        yield pa.concat_tables(waiting).combine_chunks()
+        yield _joined(waiting)
+
+
+def _joined(tables: list[pa.Table]) -> Batch:
+    import pyarrow as pa
+
+    table = pa.concat_tables(tables).combine_chunks()
+    return Batch(table, 0, table.num_rows)
 
 
 def shuffled(tables: Iterable[pa.Table], buffer_size: int, seed: str) -> Iterator[pa.Table]:
@@ -66,8 +99,8 @@ def shuffled(tables: Iterable[pa.Table], buffer_size: int, seed: str) -> Iterato
 
     generator = np.random.default_rng(random.Random(seed).getrandbits(64))
     held: list[pa.Table] = []
-    for table in in_batches(tables, max(buffer_size, _LEAST_SHUFFLED), drop_last=False):
-        held.append(table)
+    for batch in in_batches(tables, max(buffer_size, _LEAST_SHUFFLED), drop_last=False):
+        held.append(batch.rows)
         count = sum(each.num_rows for each in held)
         mixed = pa.concat_tables(held).combine_chunks().take(pa.array(generator.permutation(count)))
         given = max(0, count - buffer_size)
@@ -78,16 +111,42 @@ def shuffled(tables: Iterable[pa.Table], buffer_size: int, seed: str) -> Iterato
         yield held[0]
 
 
-def numpy_of(table: pa.Table) -> dict[str, np.ndarray]:
-    """A batch as arrays by column: numbers as they are stored, missing ones as NaN, lists of one length as rows.
+class Arrays:
+    """Makes batches dicts of arrays: numbers as they are stored, missing ones as NaN, lists of one length as rows.
 
     An array without missing values shares the table's memory, and cannot be written to.
     """
-    return {name: array_of(table.column(name)) for name in table.column_names}
+
+    def __init__(self) -> None:
+        self._table: pa.Table | None = None
+        self._whole: dict[str, np.ndarray | None] = {}
+
+    def __call__(self, batch: Batch) -> dict[str, np.ndarray]:
+        """The arrays of a batch, by column."""
+        if batch.table is not self._table:
+            self._whole = {name: self._shared(batch.table.column(name)) for name in batch.table.column_names}
+            self._table = batch.table
+        return {
+            name: array_of(batch.column(name)) if whole is None else whole[batch.start : batch.stop]
+            for name, whole in self._whole.items()
+        }
+
+    @staticmethod
+    def _shared(column: pa.ChunkedArray) -> np.ndarray | None:
+        return array_of(column) if has_plain_numbers(column) else None
+
+
+def has_plain_numbers(column: pa.ChunkedArray) -> bool:
+    """Whether it is one stretch of memory with whole numbers or floats, none of them missing."""
+    import pyarrow as pa
+
+    kind = column.type
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return bool(is_number and column.num_chunks == 1 and not column.null_count)
 
 
 def array_of(column: pa.ChunkedArray) -> np.ndarray:
-    """One column as `numpy_of` gives it."""
+    """One column as `Arrays` gives it."""
     import numpy as np
     import pyarrow as pa
 
@@ -117,18 +176,20 @@ def _is_bit(kind: pa.DataType) -> bool:
     return bool(pa.types.is_boolean(kind))
 
 
-def _pandas_of(table: pa.Table) -> pd.DataFrame:
-    return table.to_pandas()
+def _pandas_of(batch: Batch) -> pd.DataFrame:
+    return batch.rows.to_pandas()
 
 
-def _same(table: pa.Table) -> pa.Table:
-    return table
+def _table_of(batch: Batch) -> pa.Table:
+    return batch.rows
 
 
-FORMATS: dict[str, Callable[[pa.Table], Any]] = {
-    "default": numpy_of,
-    "numpy": numpy_of,
-    "pandas": _pandas_of,
-    "pyarrow": _same,
-}
+def in_format(batches: Iterator[Batch], batch_format: str) -> Iterator[Any]:  # Any: what the format makes
+    """Make batches what one of `FORMATS` says."""
+    if batch_format == "pandas":
+        return map(_pandas_of, batches)
+    return map(_table_of if batch_format == "pyarrow" else Arrays(), batches)
+
+
+FORMATS = ("default", "numpy", "pandas", "pyarrow")
 """What ``batch_format`` can be, as in Ray Data."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from turnout.checks import refused
-from turnout.data.batches import array_of
+from turnout.data.batches import Batch, array_of, has_plain_numbers
 from turnout.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -51,7 +51,10 @@ class Tensors:
         self._is_moved = self._device.type != "cpu"
         self._name = name
         self._pin_memory = pin_memory and torch.cuda.is_available()
-        self._copies = copies
+        self._copies = copies and not self._is_moved
+        self._from_numpy = torch.from_numpy
+        self._table: pa.Table | None = None
+        self._whole: dict[str, np.ndarray | None] = {}
         given = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(columns, dtypes)
         unknown = [column for column in given if column not in columns]
         if unknown:
@@ -64,16 +67,20 @@ class Tensors:
                 raise refused("iter_torch_batches(): dtypes", dtype, "takes a torch.dtype, or one for each column")
         self._dtypes = {column: given.get(column) for column in columns}
 
-    def __call__(self, table: pa.Table) -> dict[str, torch.Tensor]:
+    def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
         """The tensors of a batch, by column, each of ``(rows, ...)``."""
-        return {name: self._tensor(name, table.column(name)) for name in table.column_names}
+        if batch.table is not self._table:
+            self._whole = {name: self._shared(batch.table.column(name)) for name in batch.table.column_names}
+            self._table = batch.table
+        return {name: self._tensor(name, whole, batch) for name, whole in self._whole.items()}
 
-    def _tensor(self, name: str, column: pa.ChunkedArray) -> torch.Tensor:
-        tensor = self._shared(column)
-        if tensor is None:
-            tensor = self._converted(name, column)
-        elif self._copies and not self._is_moved:
-            tensor = tensor.clone()
+    def _tensor(self, name: str, whole: np.ndarray | None, batch: Batch) -> torch.Tensor:
+        if whole is None:
+            tensor = self._converted(name, batch.column(name))
+        else:
+            tensor = self._from_numpy(whole[batch.start : batch.stop])
+            if self._copies:
+                tensor = tensor.clone()
         if self._pin_memory:
             tensor = tensor.pin_memory()
         dtype = self._dtypes[name]
@@ -81,20 +88,18 @@ class Tensors:
             tensor = tensor.to(self._device, dtype, non_blocking=self._pin_memory)
         return tensor
 
-    @staticmethod
-    def _shared(column: pa.ChunkedArray) -> torch.Tensor | None:
-        """A tensor over the column's own memory, if it can be one: whole numbers and floats, none of them missing."""
+    def _shared(self, column: pa.ChunkedArray) -> np.ndarray | None:
+        """An array over the column's own memory, if it can be one that torch understands."""
         import numpy as np
-        import pyarrow as pa
-        import torch
 
-        kind = column.type
-        if column.num_chunks != 1 or column.null_count or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        if not has_plain_numbers(column):
             return None
+        array = np.asarray(_Memory(column.chunk(0), np.dtype(column.type.to_pandas_dtype())))
         try:
-            return torch.from_numpy(np.asarray(_Memory(column.chunk(0), np.dtype(kind.to_pandas_dtype()))))
+            self._from_numpy(array[:0])
         except TypeError:  # torch has no such numbers
             return None
+        return array
 
     def _converted(self, name: str, column: pa.ChunkedArray) -> torch.Tensor:
         import torch
