@@ -182,7 +182,7 @@ def test_torch_batches_are_tensors_by_column() -> None:
 def test_what_cannot_be_a_tensor_names_the_column_and_the_remedy() -> None:
     with pytest.raises(DataError, match=r"'word'.*cannot be a tensor.*collate_fn"):
         next(ArrowShard("t", TABLE.select(["word"])).iter_torch_batches())
-    with pytest.raises(UsageError, match=r"'nope'.*'number'"):
+    with pytest.raises(DataError, match=r"'nope'.*'number'"):
         ArrowShard("t", TABLE).iter_torch_batches(dtypes={"nope": torch.int64})
 
 

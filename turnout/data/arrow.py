@@ -88,7 +88,7 @@ class ArrowShard:
                 that was begun.
         """
         loaded = ShardState.of(state)
-        loaded.refuse_unless_of(self._name, self._state())
+        loaded.refuse_unless_of(self._name, self._state(), self.count())
         self._epoch, self._seed = loaded.epoch, loaded.seed
         self._is_begun, self._loaded = False, loaded if loaded.rows else None
 
@@ -133,20 +133,23 @@ class ArrowShard:
         """This rank's rows, in batches.
 
         Args:
-            prefetch_batches: how many batches are read ahead in the background, at least; 0 for none.
+            prefetch_batches: while fewer batches' rows wait, more are read (and shuffled) in the background; 0 for
+                none. Rows are read up to 131,072 or 16 MiB at a time, so that a small number reads as far ahead as 1.
+                Besides what waits, one such read is held, and some compressed data of the row group that it is of.
             batch_size: rows of a batch; None gives them as they are read.
             batch_format: ``"numpy"``, which is the default: a dict of arrays by column, which share the memory that was
                 read and cannot be written to; ``"pandas"``: a `DataFrame`; ``"pyarrow"``: a `Table`.
             drop_last: leave out the last batch if it is smaller.
-            local_shuffle_buffer_size: shuffle rows within a buffer that holds at least as many.
-            local_shuffle_seed: makes the shuffling repeat itself; it differs from epoch to epoch all the same.
+            local_shuffle_buffer_size: shuffle rows within a buffer that holds at least as many, and at most twice.
+            local_shuffle_seed: makes the shuffling repeat itself; it differs from epoch to epoch all the same, and
+                means nothing without a buffer.
 
         Raises:
             UsageError: an argument cannot be meant.
             DataError: a file cannot be read, or has another schema than the rest.
         """
         check_choice("iter_batches(): batch_format", batch_format or "pyarrow", FORMATS)
-        _check_arguments("iter_batches()", batch_size, prefetch_batches, local_shuffle_buffer_size)
+        _check_arguments("iter_batches()", batch_size, prefetch_batches, local_shuffle_buffer_size, local_shuffle_seed)
         batches = self._batches(batch_size, prefetch_batches, drop_last, local_shuffle_buffer_size, local_shuffle_seed)
         return in_format(batches, batch_format or "pyarrow")
 
@@ -169,27 +172,38 @@ class ArrowShard:
         of a table of the user's own it is a copy.
 
         Args:
-            prefetch_batches: how many batches are read ahead in the background, at least; 0 for none.
+            prefetch_batches: while fewer batches' rows wait, more are read (and shuffled) in the background; 0 for
+                none. Rows are read up to 131,072 or 16 MiB at a time, so that a small number reads as far ahead as 1.
+                Besides what waits, one such read is held, and some compressed data of the row group that it is of.
             batch_size: rows of a batch; None gives them as they are read.
             dtypes: of all columns, or by column; None keeps what is stored.
             device: where tensors go; ``"auto"`` for the current CUDA device if there is one, else the CPU.
             collate_fn: called with a dict of numpy arrays in place of all that; moving is left to it.
             drop_last: leave out the last batch if it is smaller.
-            local_shuffle_buffer_size: shuffle rows within a buffer that holds at least as many.
+            local_shuffle_buffer_size: shuffle rows within a buffer that holds at least as many, and at most twice.
             local_shuffle_seed: makes the shuffling repeat itself.
             pin_memory: put tensors into pinned memory before they go to a CUDA device.
 
         Raises:
-            UsageError: an argument cannot be meant, or ``dtypes`` names a column that is not there.
-            DataError: a column cannot be a tensor, or a file cannot be read.
+            UsageError: an argument cannot be meant.
+            DataError: ``dtypes`` names a column that is not there, a column cannot be a tensor, or a file cannot be
+                read.
         """
         from turnout.data.torch import Tensors
 
-        _check_arguments("iter_torch_batches()", batch_size, prefetch_batches, local_shuffle_buffer_size)
+        _check_arguments(
+            "iter_torch_batches()", batch_size, prefetch_batches, local_shuffle_buffer_size, local_shuffle_seed
+        )
         if collate_fn is not None and not callable(collate_fn):
             raise refused("iter_torch_batches(): collate_fn", collate_fn, "takes a function of a dict of numpy arrays")
-        if collate_fn is not None and dtypes is not None:
-            raise UsageError("iter_torch_batches(): dtypes have no effect beside collate_fn; drop one of the two")
+        for name, is_given in (
+            ("dtypes", dtypes is not None),
+            ("device", device != "auto"),
+            ("pin_memory", pin_memory),
+        ):
+            if collate_fn is not None and is_given:
+                text = f"iter_torch_batches(): {name} has no effect beside collate_fn, which makes the batch"
+                raise UsageError(f"{text}; drop one of the two")
         batches = self._batches(batch_size, prefetch_batches, drop_last, local_shuffle_buffer_size, local_shuffle_seed)
         if collate_fn is not None:
             return map(collate_fn, map(Arrays(), batches))
@@ -302,7 +316,9 @@ def _dropped(tables: Iterator[pa.Table], skip: int) -> Generator[pa.Table]:
             yield table.slice(dropped)
 
 
-def _check_arguments(call: str, batch_size: Any, prefetch_batches: Any, buffer_size: Any) -> None:  # Any: it checks
+def _check_arguments(
+    call: str, batch_size: Any, prefetch_batches: Any, buffer_size: Any, seed: Any
+) -> None:  # Any: it checks
     if batch_size is not None:
         remedy = "takes a whole number of rows of at least 1, or None for batches as they are read"
         check_integer(f"{call}: batch_size", batch_size, at_least=1, remedy=remedy)
@@ -310,3 +326,6 @@ def _check_arguments(call: str, batch_size: Any, prefetch_batches: Any, buffer_s
     if buffer_size is not None:
         remedy = "takes a whole number of rows of at least 1, or None"
         check_integer(f"{call}: local_shuffle_buffer_size", buffer_size, at_least=1, remedy=remedy)
+    if seed is not None:
+        remedy = "takes a whole number of at least 0, or None for one that is drawn"
+        check_integer(f"{call}: local_shuffle_seed", seed, at_least=0, remedy=remedy)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turnout.data.dealing import Stretch
 from turnout.data.fragments import FragmentReader, path_of, shown_schema
-from turnout.errors import DataError
+from turnout.errors import DataError, StorageError
 from turnout.filesystem import redacted, resolve_uri
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ _TABLE_PIECE = 1024  # rows of a table that stay together when the order of the 
 _READ_ROWS = 131_072  # rows that are read at a time, and cut into batches afterwards; fewer of wide ones
 _READ_BYTES = 16 << 20
 _FOOTER_THREADS = 16
+_OF_A_FOLDER = (
+    ". Of a folder every file is read whose name begins with neither '.' nor '_'; give a pyarrow.dataset.Dataset to "
+    "choose some"
+)
 
 
 def is_arrow(data: Any) -> bool:  # Any: data of the user's
@@ -54,19 +59,36 @@ def opened(name: str, data: Any) -> ArrowSource:  # Any: data of the user's
 
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
-    if isinstance(data, pa.Table):
-        return _TableSource(name, data)
-    if isinstance(data, pyarrow.dataset.Dataset):
+    if isinstance(data, (pa.Table, pyarrow.dataset.Dataset)):
+        if twice := [column for column, count in Counter(data.schema.names).items() if count > 1]:
+            raise DataError(f"datasets[{name!r}]: it has several columns of the name {twice[0]!r}")
+        if isinstance(data, pa.Table):
+            return _TableSource(name, data)
         return _DatasetSource(name, data, are_schemas_equal=False)
-    text = os.fspath(data)
+    dataset = _found(name, os.fspath(data))
+    return _DatasetSource(name, dataset, are_schemas_equal=True)
+
+
+def _found(name: str, text: str) -> pyarrow.dataset.FileSystemDataset:
+    """The Parquet at a path or URI."""
+    import pyarrow as pa
+    import pyarrow.dataset
+
+    shown = redacted(text) or "a blank path"
     try:
         filesystem, path = (None, os.path.expanduser(text)) if "://" not in text else resolve_uri(text)
-        dataset = pyarrow.dataset.dataset(path, format="parquet", filesystem=filesystem)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"datasets[{name!r}]: {redacted(text)} is no Parquet file or folder: {error}") from error
+        dataset = pyarrow.dataset.dataset(path, format="parquet", filesystem=filesystem, partitioning="hive")
+    except StorageError as error:
+        raise DataError(f"datasets[{name!r}]: {error}") from error
+    except FileNotFoundError as error:
+        hint = "; name a folder, as wildcards are not understood" if "*" in text else ""
+        raise DataError(f"datasets[{name!r}]: there is nothing at {shown}{hint}") from error
+    except (OSError, pa.ArrowException) as error:
+        text = f"datasets[{name!r}]: {shown} is no Parquet file or folder of such: {redacted(error)}{_OF_A_FOLDER}"
+        raise DataError(text) from error
     if not dataset.files:
-        raise DataError(f"datasets[{name!r}]: there are no files in {redacted(text)}")
-    return _DatasetSource(name, dataset, are_schemas_equal=True)
+        raise DataError(f"datasets[{name!r}]: there are no files in {shown}")
+    return dataset
 
 
 class ArrowSource(ABC):
@@ -277,24 +299,21 @@ class _DatasetSource(ArrowSource):
             ]
         except (OSError, pa.ArrowException) as error:
             text = f"datasets[{self.name!r}]: {path_of(fragment)} cannot be read: {redacted(error)}"
-            raise DataError(text) from error
+            raise DataError(text + ("" if path_of(fragment).endswith(".parquet") else _OF_A_FOLDER)) from error
 
     def _refuse_other_schema(self, fragment: pyarrow.dataset.Fragment) -> None:
         import pyarrow as pa
+        import pyarrow.dataset
 
         own = fragment.physical_schema
-        names = set(own.names)
-        expected = pa.schema([each for each in self.schema if each.name in names or not self._is_partition(each.name)])
+        of_folders = pyarrow.dataset.get_partition_keys(fragment.partition_expression).keys() - set(own.names)
+        expected = pa.schema([each for each in self.schema if each.name not in of_folders])
         if not own.equals(expected, check_metadata=False):
             first = self._dataset.files[0]
             raise DataError(
                 f"datasets[{self.name!r}]: {path_of(fragment)} has another schema than {redacted(first)}:\n"
                 f"{shown_schema(own)}\nand not\n{shown_schema(expected)}"
             )
-
-    def _is_partition(self, name: str) -> bool:
-        partitioning = getattr(self._dataset, "partitioning", None)
-        return partitioning is not None and name in partitioning.schema.names
 
 
 def _slices(table: pa.Table, start: int, stop: int) -> Iterator[pa.Table]:

@@ -154,26 +154,15 @@ def array_of(column: pa.ChunkedArray) -> np.ndarray:
     if pa.types.is_dictionary(kind):
         return array_of(column.cast(kind.value_type))
     if pa.types.is_fixed_size_list(kind) and column.null_count == 0:
-        return _stacked(column, kind.list_size)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        rows = array_of(pa.chunked_array([chunk.flatten() for chunk in column.chunks], kind.value_type))
+        return rows.reshape(len(column), kind.list_size, *rows.shape[1:])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         rows = np.empty(len(column), dtype=object)
         rows[:] = [None if row is None else np.asarray(row) for row in column.to_pylist()]
         return rows
-    if column.num_chunks == 1 and column.null_count == 0 and pa.types.is_primitive(kind) and not _is_bit(kind):
-        return column.chunk(0).to_numpy()  # type: ignore[no-any-return]  # pyarrow has no types
+    if column.num_chunks == 1:
+        return column.chunk(0).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]  # pyarrow has no types
     return column.to_numpy()  # type: ignore[no-any-return]  # as above
-
-
-def _stacked(column: pa.ChunkedArray, size: int) -> np.ndarray:
-    combined = column.combine_chunks()
-    chunk = combined.chunk(0) if hasattr(combined, "num_chunks") and combined.num_chunks else combined
-    return chunk.flatten().to_numpy(zero_copy_only=False).reshape(len(column), size)  # type: ignore[no-any-return]
-
-
-def _is_bit(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_boolean(kind))
 
 
 def _pandas_of(batch: Batch) -> pd.DataFrame:

@@ -74,12 +74,13 @@ class ShardState:
             raise refused("load_state_dict(): state['shuffle']", state["shuffle"], _REMEDY) from error
         return cls(**{**state, "shuffle": shuffle})
 
-    def refuse_unless_of(self, name: str, own: ShardState) -> None:
+    def refuse_unless_of(self, name: str, own: ShardState, most_rows: int) -> None:
         """Refuse to go on in a shard where this place means something else.
 
         Args:
             name: of the data set, for errors.
             own: a place in the shard.
+            most_rows: that an epoch of it has.
 
         Raises:
             UsageError: the shard is one of other data, or is cut otherwise.
@@ -98,6 +99,8 @@ class ShardState:
             raise UsageError(
                 f"{text}other data: its columns differ, or its {own.total_rows} rows lie in other files or row groups"
             )
+        if self.rows > most_rows:
+            raise UsageError(f"{text}{self.rows} rows given, and the share of a rank has no more than {most_rows}")
         if self.shuffle is not None and self.rank != own.rank and isinstance(self.shuffle.seed, str):
             raise UsageError(
                 f"{text}rank {self.rank}, which drew a seed of its own to shuffle by, and this is rank {own.rank}: "

@@ -29,7 +29,7 @@ def check_datasets(
         ray_error: what a Ray data set is refused with; None where it is welcome.
 
     Raises:
-        UsageError: a data set that is to be cut is none of the trainer's.
+        UsageError: a data set that is to be cut is none of the trainer's, or there are options for Ray Data alone.
         DataError: one cannot be cut into so many shards.
         UsageError, UnsupportedError: as ``ray_error`` says.
     """
@@ -38,6 +38,7 @@ def check_datasets(
     if unknown:
         known = ", ".join(repr(name) for name in datasets) or "none"
         raise UsageError(f"DataConfig.datasets_to_split names {unknown[0]!r}; the trainer's datasets are {known}")
+    _refuse_options_of_ray(datasets, config)
     for name, dataset in datasets.items():
         if ray_error is not None and _is_from("ray", dataset):
             raise ray_error(_refusal_of_ray(name))
@@ -66,9 +67,10 @@ def shards_for(
     Raises:
         DataError: a callable raised, or made what cannot be cut into so many shards, or there is nothing to read; the
             text names the data set.
-        UsageError: it made a Ray data set, for several ranks.
+        UsageError: it made a Ray data set, for several ranks; or there are options for Ray Data alone.
     """
     config = config or DataConfig()
+    _refuse_options_of_ray(datasets, config)
     shards = {}
     for name, given in datasets.items():
         dataset = _made(name, given, world_size) if callable(given) else given
@@ -97,6 +99,18 @@ def _refusal_of_ray(name: str) -> str:
         "ScalingConfig(controller='ray'), or give a function that reads the data on each rank and leave it out of "
         "DataConfig.datasets_to_split"
     )
+
+
+def _refuse_options_of_ray(datasets: Mapping[str, Any], config: DataConfig) -> None:  # Any: as above
+    """Refuse Ray Data's options where it is known that no data set is Ray's: they would have no effect."""
+    if config.execution_options is None or not datasets:
+        return
+    if not any(callable(dataset) or _is_from("ray", dataset) for dataset in datasets.values()):
+        raise UsageError(
+            f"DataConfig.execution_options={config.execution_options!r}: they are Ray Data's, and have no effect on "
+            f"{', '.join(f'datasets[{name!r}]' for name in datasets)}; leave them out, or give a Ray data set. How far "
+            "Arrow data is read ahead is prefetch_batches of iter_batches()"
+        )
 
 
 def _refuse_uncut(name: str, dataset: Any, config: DataConfig, world_size: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnout.checks import refused
 from turnout.data.batches import Batch, array_of, has_plain_numbers
-from turnout.errors import DataError, UsageError
+from turnout.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +31,7 @@ class Tensors:
 
     Raises:
         UsageError: an argument cannot be meant.
+        DataError: ``dtypes`` names a column that is not there.
     """
 
     def __init__(
@@ -45,9 +46,7 @@ class Tensors:
     ) -> None:
         import torch
 
-        if device == "auto":
-            device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
-        self._device = torch.device(device)
+        self._device = _device_of(device)
         self._is_moved = self._device.type != "cpu"
         self._name = name
         self._pin_memory = pin_memory and torch.cuda.is_available()
@@ -58,9 +57,9 @@ class Tensors:
         given = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(columns, dtypes)
         unknown = [column for column in given if column not in columns]
         if unknown:
-            raise UsageError(
+            raise DataError(
                 f"iter_torch_batches(): dtypes names the column {unknown[0]!r}, and datasets[{name!r}] has "
-                f"{', '.join(map(repr, columns))}"
+                f"{', '.join(map(repr, columns)) or 'none'}"
             )
         for dtype in given.values():
             if dtype is not None and not isinstance(dtype, torch.dtype):
@@ -112,10 +111,39 @@ class Tensors:
                 warnings.simplefilter("ignore", UserWarning)  # that it cannot be written to: it is copied at once
                 return torch.as_tensor(array).clone()
         except (TypeError, ValueError) as error:
+            why = _why_no_tensor(column)
             raise DataError(
-                f"datasets[{self._name!r}]: the column {name!r}, of {column.type}, cannot be a tensor ({error}); "
+                f"datasets[{self._name!r}]: the column {name!r}, of {column.type}, cannot be a tensor: {why}; "
                 "pass collate_fn, which gets arrays, or leave the column out of the data"
             ) from error
+
+
+def _why_no_tensor(column: pa.ChunkedArray) -> str:
+    import pyarrow as pa
+
+    if column.null_count:
+        return "it has missing values"
+    kind = column.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return "its rows differ in length, or hold what are no numbers"
+    return "torch has no such numbers"
+
+
+def _device_of(device: Any) -> torch.device:  # Any: it checks
+    import torch
+
+    if isinstance(device, str) and device == "auto":
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    remedy = 'takes "auto", or a torch.device or its name'
+    if not isinstance(device, (str, torch.device)):
+        raise refused("iter_torch_batches(): device", device, remedy)
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise refused("iter_torch_batches(): device", device, f"{remedy} ({error})") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise refused("iter_torch_batches(): device", str(device), 'there is no CUDA here; "auto" is the CPU then')
+    return found
 
 
 class _Memory:
