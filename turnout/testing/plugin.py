@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _ENDED: pytest.StashKey[Any] = pytest.StashKey()
 """What became of an item's body on its ranks: a `RanksEnded`, for its report."""
-_SAY: dict[str, Callable[[str], object]] = {"skip": pytest.skip, "xfail": pytest.xfail, "exit": pytest.exit}
+_SAY: dict[str, Callable[[str], object]] = {"xfail": pytest.xfail, "exit": pytest.exit}
 _TRACKS = ("in-process", "torchrun", "process")
 
 
@@ -100,7 +100,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     from turnout.testing.assertions import Comparing
     from turnout.testing.ranks import Ranks, RankTest, warm_server
 
-    __tracebackhide__ = True
+    refusal = None
     try:
         ranks = Ranks.of(mark)
         warm_server(pyfuncitem.config).start()
@@ -115,12 +115,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
                 comparing=Comparing.of(pyfuncitem.config),
             ).run()
     except UsageError as error:
-        pytest.fail(f"@pytest.mark.ranks: {error}", pytrace=False)
+        refusal = str(error)
+    if refusal is not None:
+        pytest.fail(refusal, pytrace=False)
     pyfuncitem.stash[_ENDED] = ended
     if ended.failures:
         raise combine(ended.failures[0].error, {each.rank: each.error for each in ended.failures})
     if ended.outcome is not None:
         kind, reason = ended.outcome
+        if kind == "skip":
+            raise pytest.skip.Exception(reason, _use_item_location=True)
         _SAY[kind](reason)
     return True
 
@@ -142,7 +146,7 @@ def _shown(ended: RanksEnded, world_size: int) -> Any:  # Any: pytest's represen
 
     chain: list[Any] = []
     for failure in ended.failures:
-        after = ", after that and maybe because of it" if failure.is_consequence else ""
+        after = ", after that and maybe because of it" if chain and failure.is_consequence else ""
         title = f" rank {failure.rank} of {world_size}{after} "
         chain.append((ReprTracebackNative([f"{title:_^78}\n"]), None, None))
         if isinstance(failure.shown, str):

@@ -139,16 +139,14 @@ class Ranks:
             UsageError: it does not take them.
         """
         try:
-            world_size, *others = mark.args
-            if others:
+            if len(mark.args) > 1:
                 raise TypeError("only the number of ranks goes without a name")
-            return cls(world_size=world_size, **mark.kwargs)
+            return cls(**dict(zip(["world_size"], mark.args, strict=False)), **mark.kwargs)
         except (TypeError, ValueError) as error:
             if isinstance(error, UsageError):
                 raise
             raise UsageError(
-                f"@pytest.mark.ranks{mark.args} {mark.kwargs or ''}: takes the number of ranks, and by name timeout_s, "
-                f"backend and faults ({error})"
+                f"@pytest.mark.ranks takes the number of ranks, and by name timeout_s, backend and faults: {error}"
             ) from error
 
 
@@ -271,13 +269,12 @@ class RankTest:
         Raises:
             UsageError: something of it cannot be sent to ranks; the text names it.
         """
-        for name, value in self.arguments.items():
+        for name in self.arguments:
             if name in _BOUND_FIXTURES:
                 raise UsageError(
                     f"the fixture {name!r} belongs to pytest's own process, and the body of a test with "
                     "@pytest.mark.ranks runs on ranks, which are others; use it in a fixture instead"
                 )
-            del value
         with with_faults(self, self.ranks.faults) as body:
             return _Attempt(self, body).run()
 
@@ -363,7 +360,8 @@ class _Attempt:
             self._end(event.rank, event.value)
         elif isinstance(event, Failed) and not isinstance(event.error, WorkerGroupError):
             # It came to no word of its own: its process group could not be set up, or the body not be received.
-            self._fail(RankFailure(event.rank, event.error, f"{traceback_text(event.error)}\n{event.place}", False))
+            text = f"could not enter the test's body: {traceback_text(event.error)}"
+            self._fail(RankFailure(event.rank, event.error, text, False))
         elif isinstance(event, Died) and event.rank not in self._ended:
             text = self._hung or event.reason
             self._fail(RankFailure(event.rank, WorkerGroupError(f"rank {event.rank} {text}"), text, bool(self._hung)))
