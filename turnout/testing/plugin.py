@@ -65,7 +65,7 @@ def track(
     name = request.param
     chosen = next((each for each in TRACKS if each.name == name), None) or track_of(name)
     if name in ("torchrun", "process"):
-        warm_server(request.config).start(["turnout.torch", "turnout.controllers.local_torch"])
+        warm_server(request.config).start(["torch"])
     return dataclasses.replace(chosen, folder=str(tmp_path_factory.mktemp("runs")))
 
 

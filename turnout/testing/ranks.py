@@ -82,7 +82,7 @@ class WarmServer:
             return
         wanted |= {name for name in _LARGE if name in sys.modules}
         if "torch" in wanted:
-            wanted.update(TorchConfig.preload)
+            wanted.update((*TorchConfig.preload, "turnout.controllers.local_torch", "turnout.torch"))
         self._preload |= wanted
         with lent_server(self._preload):
             pass

@@ -26,10 +26,7 @@ _PRELOADED = (
     "pyarrow.fs",
     "pyarrow.parquet",
     "torch",
-    "torch.distributed",
-    "turnout.controllers.local_torch",
     "turnout.runtime.stored",
-    "turnout.torch",
 )
 
 
