@@ -100,7 +100,9 @@ def test_resume_goes_on_where_it_was_killed(tmp_path: Path) -> None:
 
 
 def programs(document: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    """What runs alone; a block that begins with a file's name is one of several that belong together."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    return [block for block in blocks if not re.match(r"# \w+\.py\n", block)]
 
 
 DOCUMENTS = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
