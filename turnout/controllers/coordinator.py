@@ -140,8 +140,13 @@ class Coordinator(Loop):
 
     @property
     def connected(self) -> set[int]:
-        """The ranks that have come."""
+        """The ranks that have come, and not left."""
         return {rank for rank, member in self._members.items() if member.lines}
+
+    @property
+    def come(self) -> set[int]:
+        """The ranks that have come, also those that have left again."""
+        return {rank for rank, member in self._members.items() if member.lines or member.has_left}
 
     @property
     def waiting(self) -> set[int]:

@@ -216,6 +216,10 @@ class WireChannel:
         fcntl.fcntl(handle, fcntl.F_SETSIG, _STACK_SIGNAL)
         fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) | os.O_ASYNC)
 
+    def fileno(self) -> int:
+        """Its connection's descriptor, for whoever watches whether the coordinator has hung up."""
+        return self._line.fileno()
+
     def close(self) -> None:
         """Hang up."""
         if self._control is not None:

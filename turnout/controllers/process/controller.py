@@ -104,7 +104,8 @@ class ProcessController(Controller):
 
     def _preload(self) -> set[str]:
         backend = self.spec.backend_config
-        return {*(backend.preload if backend is not None else ()), *(["torch"] if "torch" in sys.modules else [])}
+        modules = (*backend.preload, *backend.imported_later) if backend is not None else ()
+        return {*modules, *(["torch"] if "torch" in sys.modules else [])}
 
 
 class _Group:
