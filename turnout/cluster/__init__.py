@@ -2,6 +2,8 @@
 
 from turnout.cluster.connection import DriverNode, connected_node, driver_node
 from turnout.cluster.placement import Bundles, Placement, actor_options
+from turnout.cluster.processes import kill_actor_process
+from turnout.cluster.runtime_env import sent_runtime_env
 from turnout.cluster.seats import Seat, Whereabouts, seated
 from turnout.cluster.shortage import Shortage, shortage_of
 
@@ -15,6 +17,8 @@ __all__ = [
     "actor_options",
     "connected_node",
     "driver_node",
+    "kill_actor_process",
     "seated",
+    "sent_runtime_env",
     "shortage_of",
 ]

@@ -183,6 +183,11 @@ class Coordinator(Loop):
             for data in line.rest():
                 self._understand(member, self._lane(name), data)
 
+    def last_words(self, rank: int) -> str:
+        """What a rank that has crashed has written of it, as `WireChannel.tell_of_crashes` has it do."""
+        control = self._members[rank].control
+        return "" if control is None else control.raw().decode(errors="replace")
+
     def stop(self) -> None:
         """End at the next report, on all ranks alike, as if the user had interrupted each there.
 

@@ -8,6 +8,7 @@ import os
 import sys
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from turnout.controllers.travel import loads
@@ -84,19 +85,25 @@ def forget_exits() -> None:
     finalizers._registered_with_atexit = False
 
 
-def received(data: bytes, channel: WireChannel, where: str = "on the rank") -> Work | None:
+def received(
+    data: bytes, channel: WireChannel, told_of_import: Callable[[ImportError], str] | None = None
+) -> Work | None:
     """The work that this rank was sent; None if it cannot be received, which is told as the rank's failure.
 
     Args:
         data: as `turnout.controllers.work` packs it.
         channel: the rank's.
-        where: for people.
+        told_of_import: what to say of a module that is not there; None for Python's own words.
     """
     try:
         work: Work = loads(data)
     except Exception as error:  # whatever the import of a module of the user's raises
-        error.add_note(f"raised {where} while the train function was received, before it was called")
-        channel.publish(Failed(channel.ranks.rank, error, "while the train function was received"))
+        failure = error
+        if told_of_import is not None and isinstance(error, ImportError):
+            named = ModuleNotFoundError if isinstance(error, ModuleNotFoundError) else ImportError
+            failure = named(told_of_import(error), name=error.name, path=error.path).with_traceback(error.__traceback__)
+        failure.add_note("raised on the rank while the train function was received, before it was called")
+        channel.publish(Failed(channel.ranks.rank, failure, "while the train function was received"))
         return None
     return work
 

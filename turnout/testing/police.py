@@ -23,7 +23,7 @@ _LASTING_PROCESSES = (
     "multiprocessing.forkserver",
     "turnout.controllers.process.server",
 )
-# What Ray keeps for a cluster that this process has started: its daemons, and processes that wait for work. One that has
+# What Ray keeps for a cluster that this process has started: daemons, and processes that wait for work. One that has
 # work is named for it, "ray::" and the class of the actor or the task.
 _PROCESSES_OF_RAY = ("ray::IDLE", "ray/_private/workers/default_worker.py", "ray/core/src/ray/", "ray/_private/log_")
 # Set by pytest while it runs, by torch on the first optimizer step, by ray when it is imported.

@@ -74,10 +74,11 @@ class RankActor:
         _take_surroundings(launch, ranks)
         channel = self._channel = WireChannel(launch.address, ranks)
         channel.answer_where()
+        channel.tell_of_crashes()
         output = Output(channel, _end_without_driver)
         show_warnings()
         try:
-            work = received(launch.work, channel)
+            work = received(launch.work, channel, _told_of_import)
             if work is not None:
                 fill_main(work.function)
                 self._thread = threading.get_ident()
@@ -130,6 +131,17 @@ def _take_surroundings(launch: Launch, ranks: RankInfo) -> None:
     # Code that the user has sent along comes before what only lies here by chance.
     sys.path[:] = sys.path + more if {"working_dir", "py_modules"} & set(brought) else more + sys.path
     take_empty_main()
+
+
+def _told_of_import(error: ImportError) -> str:
+    """What there is to say of a module that this node lacks."""
+    import ray
+
+    return (
+        f"{error} on node {ray.util.get_node_ip_address()}, where the train function was received; "
+        'RunConfig(worker_runtime_env={"working_dir": ...}) takes the user\'s own modules along, and {"pip": [...]} '
+        "installs packages"
+    )
 
 
 def _end_without_driver() -> None:

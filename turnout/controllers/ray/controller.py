@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, ClassVar
 
-from turnout.cluster import Bundles, Placement, actor_options, connected_node
+from turnout.cluster import Bundles, Placement, actor_options, connected_node, sent_runtime_env
 from turnout.controllers.base import Controller, Ending, Outcome, RunSpec, Sink, Traits, Worker
 from turnout.controllers.ray.group import Group, Room
 from turnout.controllers.work import packed_validation, packed_work
@@ -39,7 +39,7 @@ class RayController(Controller):
         _refuse_unsupported(spec)
         self._bundles = Bundles.of(spec.scaling_config)
         self._node = connected_node()
-        self._aside_options = _aside_options(spec)
+        _check_aside_options(spec)
         self._placement: Placement | None = None
         self._has_begun = False
         self._group: Group | None = None
@@ -55,9 +55,10 @@ class RayController(Controller):
             KeyboardInterrupt: the run was interrupted; no rank is left.
         """
         work = packed_work(worker, self.spec)
+        runtime_env = sent_runtime_env(self.spec.run_config.worker_runtime_env)
         if self._placement is None:
             self._placement = Placement(self._bundles, f"turnout-{self.spec.name}")
-        placement, runtime_env = self._placement, self.spec.run_config.worker_runtime_env
+        placement = self._placement
         room = Room(
             size=self._bundles.num_workers,
             options=lambda worker: placement.options(worker, runtime_env),
@@ -98,7 +99,7 @@ class RayController(Controller):
     def run_aside(self, worker: Worker, sink: Sink, timeout_s: float | None) -> bool:
         """Run one more actor, outside of the placement group, and serve it until it has ended."""
         work = packed_validation(worker, self.spec)
-        options = self._aside_options
+        options = _aside_options(self.spec)
         resources = {"CPU": float(options.get("num_cpus") or 0), "GPU": float(options.get("num_gpus") or 0)}
         bundles = Bundles(num_workers=1, resources={name: amount for name, amount in resources.items() if amount})
         room = Room(size=1, options=lambda worker: options, bundles=bundles, is_placed=lambda: False)
@@ -145,9 +146,13 @@ def _refuse_unsupported(spec: RunSpec) -> None:
 def _aside_options(spec: RunSpec) -> dict[str, Any]:  # Any: Ray's own options
     """The options of the actor that validates; a CPU unless the user says otherwise, as of a Ray task."""
     given = spec.validation_config.ray_remote_kwargs if spec.validation_config is not None else None
-    options = actor_options({"CPU": 1.0}, spec.run_config.worker_runtime_env) | (given or {})
-    try:
-        Group.actor_class().options(**options)
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"ValidationConfig.ray_remote_kwargs={given!r}: {error}") from error
-    return options
+    return actor_options({"CPU": 1.0}, sent_runtime_env(spec.run_config.worker_runtime_env)) | (given or {})
+
+
+def _check_aside_options(spec: RunSpec) -> None:
+    given = spec.validation_config.ray_remote_kwargs if spec.validation_config is not None else None
+    if given:
+        try:
+            Group.actor_class().options(**given)
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"ValidationConfig.ray_remote_kwargs={given!r}: {error}") from error

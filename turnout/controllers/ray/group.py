@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from turnout.cluster import Bundles, DriverNode, Whereabouts, seated, shortage_of
+from turnout.cluster import Bundles, DriverNode, Whereabouts, kill_actor_process, seated, shortage_of
 from turnout.controllers.base import RunSpec, Sink
 from turnout.controllers.coordinator import Coordinator
 from turnout.controllers.interrupts import signals_handled
@@ -31,6 +31,7 @@ _UNWIND_S = 3.0  # for ranks to unwind once the attempt has failed
 _LINGER_S = 0.0005  # a report of two ranks takes a part of a millisecond
 _EXIT_S = 10.0  # for ranks to say that they are through once all have said their last word
 _GONE_S = 2.0  # for processes to be gone once they are killed; a child may hold a rank's connection
+_DEAF_S = 0.5  # for a process to end that Ray has told to
 _HUNG_UP_S = 5.0  # for Ray to say how a rank has ended that has hung up
 _FIRST_LOOK_S = 2.0  # at why the workers have not come
 _LOOK_S = 4.0
@@ -294,16 +295,15 @@ class Group:
     def _how(self, rank: int, error: BaseException | None) -> str:
         if self._is_killing:
             return "was killed by the driver, as it did not end in time"
-        return told_of(error, self._places[self._seats[rank]])
+        return told_of(error, self._places[self._seats[rank]], self._coordinator.last_words(rank))
 
     def _end(self) -> None:
         """No rank has anything to say any more: see that their processes are gone."""
         self._is_ending = True
-        for actor in self._actors:
-            _kill(actor)
-        self._coordinator.call_in(_GONE_S, self._give_up_waiting)
+        self._kill_actors()
+        self._coordinator.call_in(_GONE_S, self._leave)
 
-    def _give_up_waiting(self) -> None:
+    def _leave(self) -> None:
         self._is_over = True
 
     def _unwind(self, grace_s: float) -> None:
@@ -322,16 +322,23 @@ class Group:
         self._is_killing = True
         if not self._seats:
             self._is_over = True
+        self._kill_actors()
+
+    def _kill_actors(self) -> None:
+        import ray
+
         for actor in self._actors:
-            _kill(actor)
+            with contextlib.suppress(ray.exceptions.RayError):  # it is gone already
+                ray.kill(actor)
+        self._coordinator.call_in(_DEAF_S, self._kill_the_deaf)
+
+    def _kill_the_deaf(self) -> None:
+        """Ray asks a process to end itself; one that is stopped does not hear it."""
+        for rank in self._coordinator.connected:
+            place = self._places[self._seats[rank]]
+            if place.node_id == self._node.node_id:
+                kill_actor_process(place.pid, RankActor.__name__)
 
     def _give_up(self, rank: int) -> None:
         if rank in self._running:
             self._coordinator.died(rank, "has closed its connection to the driver, and Ray does not say how it ended")
-
-
-def _kill(actor: Any) -> None:  # Any: Ray's handle
-    import ray
-
-    with contextlib.suppress(ray.exceptions.RayError):  # it is gone already
-        ray.kill(actor)
