@@ -382,7 +382,9 @@ class BackendConfig(_Config):
     backend_class: ClassVar[str | None] = None
     """Where the `turnout.backends.base.Backend` of this configuration stands, as ``"module:Class"``; None for none."""
     preload: ClassVar[tuple[str, ...]] = ()
-    """The framework's modules, for a controller that can have them imported before a rank begins."""
+    """The framework's modules that a rank begins with; a controller can have them imported before."""
+    imported_later: ClassVar[tuple[str, ...]] = ()
+    """What most train functions come to import besides; worth it where one import serves many ranks."""
 
 
 class CheckpointUploadMode(Enum):

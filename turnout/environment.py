@@ -16,6 +16,7 @@ __all__ = [
     "TorchrunVariables",
     "is_under_torchrun",
     "is_worker",
+    "own_variables",
     "torchrun_variables",
 ]
 
@@ -137,6 +138,11 @@ class TorchrunVariables:
             restart_count=_number("TORCHELASTIC_RESTART_COUNT", _text("TORCHELASTIC_RESTART_COUNT") or "0", 0),
             max_restarts=_number("TORCHELASTIC_MAX_RESTARTS", _text("TORCHELASTIC_MAX_RESTARTS") or "0", 0),
         )
+
+
+def own_variables() -> dict[str, str]:
+    """Those of Turnout's variables that are set, which a worker on another machine is to have too."""
+    return {name: value for name, value in os.environ.items() if name.startswith("TURNOUT_")}
 
 
 def is_worker() -> bool:

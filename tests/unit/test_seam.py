@@ -167,7 +167,7 @@ def test_a_backend_is_not_started_where_the_track_forms_no_group(monkeypatch: py
 
 
 def test_a_registered_name_is_known_and_cannot_be_taken_again(controller: Any) -> None:
-    assert registry.known() == ["local", "process", "threads", "torchrun"]
+    assert registry.known() == ["local", "process", "ray", "threads", "torchrun"]
     registry.register("threads", controller)
     with pytest.raises(UsageError, match="is registered under this name"):
         registry.register("threads", ThreadController)

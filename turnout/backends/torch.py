@@ -58,8 +58,9 @@ class TorchConfig(BackendConfig):
     """
 
     backend_class: ClassVar[str | None] = "turnout.backends.torch:TorchBackend"
-    # The first optimizer of a process imports torch._dynamo, which takes longer than all the rest of a rank's start.
-    preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed", "torch._dynamo")
+    preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed")
+    # The first optimizer of a process imports it, which takes longer than all the rest of a rank's start.
+    imported_later: ClassVar[tuple[str, ...]] = ("torch._dynamo",)
 
     backend: str | None = None
     init_method: str = "env"

@@ -140,8 +140,13 @@ class Coordinator(Loop):
 
     @property
     def connected(self) -> set[int]:
-        """The ranks that have come."""
+        """The ranks that have come, and not left."""
         return {rank for rank, member in self._members.items() if member.lines}
+
+    @property
+    def come(self) -> set[int]:
+        """The ranks that have come, also those that have left again."""
+        return {rank for rank, member in self._members.items() if member.lines or member.has_left}
 
     @property
     def waiting(self) -> set[int]:
@@ -177,6 +182,11 @@ class Coordinator(Loop):
         for name, line in [each for each in member.lines.items() if each[0] != but]:
             for data in line.rest():
                 self._understand(member, self._lane(name), data)
+
+    def last_words(self, rank: int) -> str:
+        """What a rank that has crashed has written of it, as `WireChannel.tell_of_crashes` has it do."""
+        control = self._members[rank].control
+        return "" if control is None else control.raw().decode(errors="replace")
 
     def stop(self) -> None:
         """End at the next report, on all ranks alike, as if the user had interrupted each there.

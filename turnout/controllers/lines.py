@@ -162,6 +162,13 @@ class ServedLine:
                 self._receive()
         return list(iter(self._next, None))
 
+    def raw(self) -> bytes:
+        """All that has come, of an end that writes no messages."""
+        with contextlib.suppress(BlockingIOError, EOFError, OSError):
+            while True:
+                self._receive()
+        return bytes(self._incoming)
+
     def is_hung_up(self) -> bool:
         """Whether the other end has hung up, though something that it has sent may still be unread."""
         poll = select.poll()

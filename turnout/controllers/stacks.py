@@ -25,7 +25,7 @@ class Place(NamedTuple):
     Args:
         what: what it does there, to follow its name: ``"is in step (train.py:12)"``.
         line: the user's, as ``"file:line"``; empty if it is not known.
-        stack: of its main thread, innermost call first.
+        stack: of the thread that runs its train function, innermost call first.
     """
 
     what: str
@@ -39,13 +39,13 @@ def where_of(dump: str) -> Place:
     Args:
         dump: as `faulthandler` writes it, all threads; the main thread is the last.
     """
-    frames = _main_threads(dump)
+    frames = _own_thread(dump)
     if not frames:
         return Place("does not answer (is it stopped?)")
     innermost = frames[0]
     users = next((frame for frame in frames if is_users(frame[0])), innermost)
     # Under torchrun the program that called `fit()` stands below the train function.
-    entry = next((index for index, (file, _, _) in enumerate(frames) if os.path.realpath(file) == _ENTRY), None)
+    entry = next((index for index, (file, _, _) in enumerate(frames) if _is_entry(file)), None)
     frames = frames[: entry or None]
     while len(frames) > 1 and _leads_to_the_user(frames[-1][0]):
         frames.pop()
@@ -85,11 +85,17 @@ def _of_several(what: str, ranks: list[int]) -> str:
     return f"{plural[verb] if len(ranks) > 1 else verb} {rest}"
 
 
-def _main_threads(dump: str) -> list[tuple[str, str, str]]:
-    frames: list[tuple[str, str, str]] = []
+def _own_thread(dump: str) -> list[tuple[str, str, str]]:
+    """The frames of the thread that runs the train function: the main one, but where a controller has none."""
+    threads: list[list[tuple[str, str, str]]] = [[]]
     for text in dump.splitlines():
         if "hread 0x" in text:
-            frames = []
+            threads.append([])
         elif (match := _FRAME.match(text)) is not None:
-            frames.append((match["file"], match["line"], match["function"]))
-    return frames
+            threads[-1].append((match["file"], match["line"], match["function"]))
+    return next((frames for frames in threads if any(_is_entry(file) for file, _, _ in frames)), threads[-1])
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_entry(file: str) -> bool:
+    return os.path.realpath(file) == _ENTRY

@@ -216,6 +216,15 @@ class WireChannel:
         fcntl.fcntl(handle, fcntl.F_SETSIG, _STACK_SIGNAL)
         fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) | os.O_ASYNC)
 
+    def tell_of_crashes(self) -> None:
+        """Have a fatal signal told on the connection of `answer_where`, where nobody else could say which it was."""
+        if self._control is not None:
+            faulthandler.enable(file=self._control.fileno(), all_threads=False)
+
+    def fileno(self) -> int:
+        """Its connection's descriptor, for whoever watches whether the coordinator has hung up."""
+        return self._line.fileno()
+
     def close(self) -> None:
         """Hang up."""
         if self._control is not None:

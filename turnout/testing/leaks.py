@@ -23,6 +23,9 @@ _LASTING_PROCESSES = (
     "multiprocessing.forkserver",
     "turnout.controllers.process.server",
 )
+# What Ray keeps for a cluster that this process has started: daemons, and processes that wait for work. One that has
+# work is named for it, "ray::" and the class of the actor or the task.
+_PROCESSES_OF_RAY = ("ray::IDLE", "ray/_private/workers/default_worker.py", "ray/core/src/ray/", "ray/_private/log_")
 # Set by pytest while it runs, by torch on the first optimizer step, by ray when it is imported.
 _LASTING_VARIABLES = ("PYTEST_CURRENT_TEST", "COLUMNS", "LINES", "TORCHINDUCTOR_CACHE_DIR", "RAY_CLIENT_MODE")
 
@@ -96,7 +99,10 @@ def _children(process: Any) -> Iterator[str]:  # Any: psutil has no types
         with contextlib.suppress(psutil.NoSuchProcess):
             command = " ".join(child.cmdline())
             is_own = child.ppid() == process.pid  # what a server has forked has its command too, and is to end
-            if not (is_own and any(name in command for name in _LASTING_PROCESSES)):
+            if not (
+                (is_own and any(name in command for name in _LASTING_PROCESSES))
+                or any(name in command for name in _PROCESSES_OF_RAY)
+            ):
                 yield f"{child.pid} {command or child.name()}"
 
 

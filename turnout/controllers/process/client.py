@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 
-from turnout.controllers.process.rank import Launch
 from turnout.controllers.process.server import Exited, Fork, Forked, Signal
+from turnout.controllers.work import Launch
 from turnout.errors import ControllerError
 
 __all__ = ["Server", "lent_server"]

@@ -9,17 +9,15 @@ import logging
 import os
 import signal
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator
-from types import FunctionType
-from typing import Any, ClassVar, Self
+from collections.abc import Callable
+from typing import ClassVar, Self
 
 from turnout.controllers.base import Controller, Ending, Outcome, RunSpec, Sink, Traits, Worker
 from turnout.controllers.coordinator import Coordinator
 from turnout.controllers.interrupts import signals_handled
+from turnout.controllers.output import PIECE, LastLines, LineCutter
 from turnout.controllers.process.client import Server, lent_server
-from turnout.controllers.process.rank import Launch, Work
-from turnout.controllers.travel import dumps_work
+from turnout.controllers.work import Launch, packed_validation, packed_work, working_directory
 from turnout.data import check_datasets
 from turnout.environment import TORCHRUN_VARIABLES
 from turnout.errors import ControllerError, ResourceError, UnsupportedError
@@ -33,10 +31,7 @@ _UNWIND_S = 3.0  # for ranks to unwind once the attempt has failed
 _LINGER_S = 0.0005  # a report of two ranks takes 0.2 ms
 _EXIT_S = 10.0  # for ranks to exit once all have said their last word
 _HUNG_UP_S = 5.0  # for a rank to exit that has hung up
-_PIECE = 1 << 16
-_MOST_PIECES = 1 + (1 << 20) // _PIECE  # a pipe holds no more, and a child of the rank's may go on to write
-_LAST_LINES = 10
-_LINE_SHOWN = 300
+_MOST_PIECES = 1 + (1 << 20) // PIECE  # a pipe holds no more, and a child of the rank's may go on to write
 
 
 class ProcessController(Controller):
@@ -67,7 +62,7 @@ class ProcessController(Controller):
             UsageError: what they are to run cannot be pickled; the text names the variable at fault.
             KeyboardInterrupt: the run was interrupted; no rank is left.
         """
-        work = dumps_work(Work(worker, _function_of(self.spec.train_fn)), lambda: _parts(self.spec))
+        work = packed_work(worker, self.spec)
         try:
             with lent_server(self._preload()) as server, _Group(self.spec, server, sink) as group:
                 self._group = group
@@ -95,8 +90,7 @@ class ProcessController(Controller):
 
     def run_aside(self, worker: Worker, sink: Sink, timeout_s: float | None) -> bool:
         """Fork one more process, from a server of its own, and serve it until it has exited."""
-        function = self.spec.validation_config.fn if self.spec.validation_config is not None else None
-        work = dumps_work(Work(worker, _function_of(function)), lambda: _parts(self.spec))
+        work = packed_validation(worker, self.spec)
         with lent_server(self._preload()) as server, _Group(self.spec, server, sink, size=1) as group:
             self._aside = group  # first, as `end_aside` may come in between
             try:
@@ -117,7 +111,8 @@ class ProcessController(Controller):
 
     def _preload(self) -> set[str]:
         backend = self.spec.backend_config
-        return {*(backend.preload if backend is not None else ()), *(["torch"] if "torch" in sys.modules else [])}
+        modules = (*backend.preload, *backend.imported_later) if backend is not None else ()
+        return {*modules, *(["torch"] if "torch" in sys.modules else [])}
 
 
 class _Group:
@@ -172,7 +167,7 @@ class _Group:
             address=self._coordinator.address,
             work=work,
             environment=environment,
-            directory=_working_directory(),
+            directory=working_directory(),
             arguments=list(sys.argv),
             path=list(sys.path),
         )
@@ -300,21 +295,18 @@ class _Output:
         self.is_over = False
         self._rank = rank
         self._sink = sink
-        self._rest = b""
-        self._last: deque[bytes] = deque(maxlen=_LAST_LINES)
+        self._cutter = LineCutter()
+        self._last = LastLines()
         os.set_blocking(handle, False)
 
     def read(self) -> bool:
         """Pass on what has come; returns whether there may be more."""
         try:
-            data = os.read(self.handle, _PIECE)
+            data = os.read(self.handle, PIECE)
         except BlockingIOError:
             return False
         self.is_over = not data
-        lines, newline, self._rest = (self._rest + data).rpartition(b"\n")
-        if len(self._rest) > _PIECE:  # a line that does not end is passed on in pieces
-            lines, newline, self._rest = lines + newline + self._rest, b"", b""
-        self._pass_on(lines + newline)
+        self._pass_on(self._cutter.cut(data))
         return bool(data)
 
     def finish(self) -> None:
@@ -322,28 +314,19 @@ class _Output:
         for _ in range(_MOST_PIECES):
             if not self.read():
                 break
-        self._pass_on(self._rest)
-        self._rest = b""
+        self._pass_on(self._cutter.rest())
 
     def shown(self) -> str:
         """The last lines, for the error."""
-        lines = (line[-_LINE_SHOWN:].decode(errors="replace") for line in self._last)
-        return "\n".join(f"  {line}" for line in lines)
+        return self._last.shown()
 
     def close(self) -> None:
         os.close(self.handle)
 
     def _pass_on(self, data: bytes) -> None:
         if data:
-            self._last.extend(data.splitlines()[-_LAST_LINES:])
+            self._last.add(data)
             self._sink(Log(self._rank, data))
-
-
-def _working_directory() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:  # it was removed; the kernel still leads there
-        return f"/proc/{os.getpid()}/cwd"
 
 
 def _how(status: int) -> str:
@@ -354,22 +337,6 @@ def _how(status: int) -> str:
     except ValueError:
         name = f"signal {-status}"
     return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-
-
-def _function_of(called: Any) -> FunctionType | None:  # Any: whatever can be called
-    function = getattr(called, "function", called)
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = getattr(function, "__func__", function)
-    return function if isinstance(function, FunctionType) else None
-
-
-def _parts(spec: RunSpec) -> Iterator[tuple[str, Any]]:  # Any: the user's own
-    yield "the train function", getattr(spec.train_fn, "function", spec.train_fn)
-    yield "train_loop_config", spec.train_loop_config
-    yield from ((f"datasets[{name!r}]", dataset) for name, dataset in spec.datasets.items())
-    yield "backend_config", spec.backend_config
-    yield "validation_config", spec.validation_config
 
 
 def _refuse_unsupported(spec: RunSpec) -> None:

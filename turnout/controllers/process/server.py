@@ -22,7 +22,8 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import NamedTuple, NoReturn
 
-from turnout.controllers.process.rank import Launch, become_rank, die_with
+from turnout.controllers.process.rank import become_rank, die_with
+from turnout.controllers.work import Launch
 
 __all__ = ["Exited", "Fork", "Forked", "Signal", "main"]
 

@@ -1,0 +1,133 @@
+"""`Placement`: a placement group with one bundle a worker, and actors that are made in it before it is ready."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnout.config import ScalingConfig
+from turnout.errors import UsageError
+
+__all__ = ["Bundles", "Placement", "actor_options"]
+
+_ACCELERATOR_SHARE = 0.001  # of the resource that Ray gives the nodes with an accelerator; it counts nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundles:
+    """What the workers of a group need, each the same but for labels.
+
+    Args:
+        num_workers: how many there are.
+        resources: of each, by name; none is 0.
+        strategy: how they are laid on nodes, as Ray names it.
+        labels: that each one's node must carry; None if that does not matter.
+        accelerator_type: that each one's node must have.
+    """
+
+    num_workers: int
+    resources: Mapping[str, float]
+    strategy: str = "PACK"
+    labels: Sequence[Mapping[str, str]] | None = None
+    accelerator_type: str | None = None
+
+    @classmethod
+    def of(cls, scaling: ScalingConfig) -> Bundles:
+        """What a run asks for: a CPU for each worker, and a GPU with ``use_gpu``, unless it says otherwise.
+
+        Raises:
+            UsageError: it asks for nothing at all.
+        """
+        asked = dict(scaling.resources_per_worker) if scaling.resources_per_worker is not None else {"CPU": 1.0}
+        if scaling.use_gpu:
+            asked.setdefault("GPU", 1.0)
+        resources = {name: float(amount) for name, amount in asked.items() if amount}
+        if not resources:
+            raise UsageError(
+                f"ScalingConfig(resources_per_worker={scaling.resources_per_worker!r}): a worker on a cluster takes "
+                'something, so that Ray can place it; use a fraction such as {"CPU": 0.01}'
+            )
+        labels = scaling.label_selector
+        if isinstance(labels, dict):
+            labels = [labels] * scaling.max_workers
+        return cls(
+            num_workers=scaling.max_workers,
+            resources=resources,
+            strategy=scaling.placement_strategy,
+            labels=labels,
+            accelerator_type=scaling.accelerator_type,
+        )
+
+    @property
+    def each(self) -> dict[str, float]:
+        """One bundle, as Ray takes it."""
+        resources = dict(self.resources)
+        if self.accelerator_type is not None:
+            resources[f"accelerator_type:{self.accelerator_type}"] = _ACCELERATOR_SHARE
+        return resources
+
+    def __str__(self) -> str:
+        each = ", ".join(f"{name}: {amount:g}" for name, amount in self.each.items())
+        words = [f"{self.num_workers} worker(s) with {{{each}}} each, {self.strategy}"]
+        if self.labels is not None:
+            distinct = list(dict.fromkeys(str(dict(each)) for each in self.labels))
+            words.append(f"on nodes with the labels {' or '.join(distinct)}")
+        return " ".join(words)
+
+
+def actor_options(resources: Mapping[str, float], runtime_env: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The options of an actor that is made once and never made again by Ray.
+
+    Args:
+        resources: that it takes, by name.
+        runtime_env: its runtime environment; without one Ray uses a process that it has started already.
+    """
+    named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
+    options["resources"] = {name: amount for name, amount in resources.items() if name not in named}
+    options |= {named[name]: amount for name, amount in resources.items() if name in named}
+    if runtime_env is not None:
+        options["runtime_env"] = dict(runtime_env)
+    return options
+
+
+class Placement:
+    """A placement group; Ray places bundles anew whose node is lost, and removes it when its driver dies.
+
+    Args:
+        bundles: what is to be placed.
+        name: of the group, for people; it is made distinct.
+    """
+
+    def __init__(self, bundles: Bundles, name: str) -> None:
+        from ray.util.placement_group import placement_group
+
+        self.bundles = bundles
+        self._group = placement_group(
+            [bundles.each] * bundles.num_workers,
+            strategy=bundles.strategy,
+            name=f"{name}-{os.urandom(4).hex()}",
+            bundle_label_selector=None if bundles.labels is None else [dict(each) for each in bundles.labels],
+        )
+
+    @property
+    def state(self) -> str:
+        """As Ray names it: ``"PENDING"``, ``"CREATED"``, ``"RESCHEDULING"`` or ``"REMOVED"``."""
+        from ray.util.placement_group import placement_group_table
+
+        return str(placement_group_table(self._group).get("state"))
+
+    def options(self, index: int, runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The options of the actor that takes a bundle, whether or not it is placed yet."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+        return actor_options(self.bundles.each, runtime_env) | {"scheduling_strategy": strategy}
+
+    def remove(self) -> None:
+        """Give everything back; whatever still runs in it is killed."""
+        from ray.util.placement_group import remove_placement_group
+
+        remove_placement_group(self._group)

@@ -1,0 +1,158 @@
+"""`RayController`: N ranks on a Ray cluster, each an actor, in one placement group for the whole run."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, ClassVar
+
+from turnout.cluster import Bundles, Placement, actor_options, connected_node, sent_runtime_env
+from turnout.controllers.base import Controller, Ending, Outcome, RunSpec, Sink, Traits, Worker
+from turnout.controllers.ray.group import Group, Room
+from turnout.controllers.work import packed_validation, packed_work
+from turnout.data import check_datasets
+from turnout.errors import ControllerError, UnsupportedError, UsageError
+
+__all__ = ["RayController"]
+
+
+class RayController(Controller):
+    """Has Ray place the ranks of an attempt, and carries their messages on the thread that called `fit()`.
+
+    Raises:
+        UnsupportedError: the run asks for what is not there yet, or the program is connected through the Ray client.
+        UsageError: it asks for workers that take nothing, or for options that Ray does not know.
+    """
+
+    name: ClassVar[str] = "ray"
+    traits: ClassVar[Traits] = Traits(
+        isolates_workers=True,
+        forms_group=True,
+        restartable=True,
+        resizable=False,
+        multi_node=True,
+        ray_data=True,
+        runs_aside=True,
+    )
+
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
+        _refuse_unsupported(spec)
+        self._bundles = Bundles.of(spec.scaling_config)
+        self._node = connected_node()
+        _check_aside_options(spec)
+        self._placement: Placement | None = None
+        self._has_begun = False
+        self._group: Group | None = None
+        self._aside: Group | None = None
+        self._ends_aside = False
+
+    def run_attempt(self, worker: Worker, sink: Sink) -> Outcome:
+        """Have the ranks placed, and serve them until the last has ended.
+
+        Raises:
+            UsageError: what they are to run cannot be pickled; the text names the variable at fault.
+            ResourceError: the cluster cannot hold them, or has not in the time that the run gave it.
+            KeyboardInterrupt: the run was interrupted; no rank is left.
+        """
+        work = packed_work(worker, self.spec)
+        runtime_env = sent_runtime_env(self.spec.run_config.worker_runtime_env)
+        if self._placement is None:
+            self._placement = Placement(self._bundles, f"turnout-{self.spec.name}")
+        placement = self._placement
+        room = Room(
+            size=self._bundles.num_workers,
+            options=lambda worker: placement.options(worker, runtime_env),
+            bundles=self._bundles,
+            is_placed=lambda: placement.state == "CREATED",
+            may_be_refused=not self._has_begun,
+        )
+        self._has_begun = True
+        has_ended_well = False
+        try:
+            with Group(self.spec, self._node, sink, room, _preload(self.spec)) as group:
+                self._group = group
+                group.start(work)
+                group.serve()
+            has_ended_well = group.has_ended_well
+        except ControllerError as error:
+            return Outcome(ending=Ending.NOT_STARTED, error=error)
+        finally:
+            self._group = None
+            if has_ended_well:  # nothing follows but validations, which may need what the ranks had
+                self.close()
+        if group.was_interrupted:
+            raise KeyboardInterrupt
+        return Outcome()
+
+    def abort(self, reason: str, grace_s: float) -> None:
+        """End the attempt: waits are broken, and ranks that do not unwind in time are killed."""
+        group = self._group
+        if group is not None:
+            group.abort(reason, grace_s)
+
+    def close(self) -> None:
+        """Give back what the run holds of the cluster."""
+        placement, self._placement = self._placement, None
+        if placement is not None:
+            placement.remove()
+
+    def run_aside(self, worker: Worker, sink: Sink, timeout_s: float | None) -> bool:
+        """Run one more actor, outside of the placement group, and serve it until it has ended."""
+        work = packed_validation(worker, self.spec)
+        options = _aside_options(self.spec)
+        resources = {"CPU": float(options.get("num_cpus") or 0), "GPU": float(options.get("num_gpus") or 0)}
+        bundles = Bundles(num_workers=1, resources={name: amount for name, amount in resources.items() if amount})
+        room = Room(size=1, options=lambda worker: options, bundles=bundles, is_placed=lambda: False)
+        with Group(self.spec, self._node, sink, room, _preload(self.spec)) as group:
+            self._aside = group  # first, as `end_aside` may come in between
+            try:
+                if self._ends_aside:
+                    return False
+                group.start(work)
+                group.serve(timeout_s)
+            finally:
+                self._aside = None
+        return not group.was_timed_out and not self._ends_aside
+
+    def end_aside(self) -> None:
+        """Kill it."""
+        self._ends_aside = True
+        group = self._aside
+        if group is not None:
+            group.abort("the run has ended", 0.0)
+
+
+def _preload(spec: RunSpec) -> list[str]:
+    backend = spec.backend_config
+    return [*(backend.preload if backend is not None else ()), *(["torch"] if "torch" in sys.modules else [])]
+
+
+def _refuse_unsupported(spec: RunSpec) -> None:
+    scaling = spec.scaling_config
+    if isinstance(scaling.num_workers, tuple):
+        raise UnsupportedError(
+            f"num_workers={scaling.num_workers!r} (elastic): the controller 'ray' places a fixed number of workers; "
+            f"use num_workers={scaling.max_workers}"
+        )
+    for name, dataset in spec.datasets.items():
+        if type(dataset).__module__.partition(".")[0] == "ray":
+            raise UnsupportedError(
+                f"datasets[{name!r}] is a Ray data set, which the controller 'ray' does not deal to workers yet; give "
+                "Arrow data or the path of Parquet, or a function that reads it on each rank"
+            )
+    check_datasets(spec.datasets, spec.dataset_config, world_size=scaling.max_workers)
+
+
+def _aside_options(spec: RunSpec) -> dict[str, Any]:  # Any: Ray's own options
+    """The options of the actor that validates; a CPU unless the user says otherwise, as of a Ray task."""
+    given = spec.validation_config.ray_remote_kwargs if spec.validation_config is not None else None
+    return actor_options({"CPU": 1.0}, sent_runtime_env(spec.run_config.worker_runtime_env)) | (given or {})
+
+
+def _check_aside_options(spec: RunSpec) -> None:
+    given = spec.validation_config.ray_remote_kwargs if spec.validation_config is not None else None
+    if given:
+        try:
+            Group.actor_class().options(**given)
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"ValidationConfig.ray_remote_kwargs={given!r}: {error}") from error

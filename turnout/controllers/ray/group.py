@@ -1,0 +1,344 @@
+"""`Group`: the actors of one attempt, from asking for them to the end of the last one's process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from turnout.cluster import Bundles, DriverNode, Whereabouts, kill_actor_process, seated, shortage_of
+from turnout.controllers.base import RunSpec, Sink
+from turnout.controllers.coordinator import Coordinator
+from turnout.controllers.interrupts import signals_handled
+from turnout.controllers.output import LastLines
+from turnout.controllers.ray.actor import RankActor
+from turnout.controllers.ray.deaths import cause_of, told_of
+from turnout.controllers.work import Launch, working_directory
+from turnout.environment import own_variables
+from turnout.errors import ControllerError, ResourceError
+from turnout.session.events import Log, RankInfo, WorkerEvent
+
+__all__ = ["Group", "Room"]
+
+logger = logging.getLogger(__name__)
+
+_UNWIND_S = 3.0  # for ranks to unwind once the attempt has failed
+_LINGER_S = 0.0005  # a report of two ranks takes a part of a millisecond
+_EXIT_S = 10.0  # for ranks to say that they are through once all have said their last word
+_GONE_S = 2.0  # for processes to be gone once they are killed; a child may hold a rank's connection
+_DEAF_S = 0.5  # for a process to end that Ray has told to
+_HUNG_UP_S = 5.0  # for Ray to say how a rank has ended that has hung up
+_FIRST_LOOK_S = 2.0  # at why the workers have not come
+_LOOK_S = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Where the actors of a group are placed.
+
+    Args:
+        size: how many there are.
+        options: the options of each, by number.
+        bundles: what they take, for messages.
+        is_placed: whether the cluster has set it aside for them.
+        may_be_refused: whether a request above the whole cluster is an error; else it is waited for.
+    """
+
+    size: int
+    options: Callable[[int], dict[str, Any]]  # Any: Ray's own options
+    bundles: Bundles
+    is_placed: Callable[[], bool]
+    may_be_refused: bool = False
+
+
+class Group:
+    """The ranks of one attempt, or the one process that runs beside them.
+
+    Args:
+        spec: of the run.
+        node: of this program.
+        sink: takes the ranks' events.
+        room: where they are placed.
+        preload: modules that their processes import first.
+    """
+
+    def __init__(self, spec: RunSpec, node: DriverNode, sink: Sink, room: Room, preload: Sequence[str]) -> None:
+        self.was_interrupted = False
+        self.was_timed_out = False
+        self._spec = spec
+        self._node = node
+        self._sink = sink
+        self._room = room
+        self._preload = preload
+        self._work: Any = None  # Any: bytes, or Ray's reference to them
+        self._actors: list[Any] = []  # Any: Ray's handles have no types of ours
+        self._places: dict[int, Whereabouts] = {}
+        """Of the workers that have come, by number."""
+        self._seats: list[int] = []
+        """The worker of each rank, once all have come."""
+        self._running: set[int] = set()
+        """The ranks whose processes run."""
+        self._last_lines = [LastLines() for _ in range(room.size)]
+        self._error: Exception | None = None
+        """Why the group has not come up."""
+        self._num_beyond = 0
+        self._num_looks = 0
+        self._is_leaving = False
+        """All have said their last word."""
+        self._is_killing = False
+        self._is_ending = False
+        """No process has anything to do any more."""
+        self._is_over = False
+        self._coordinator = Coordinator(
+            room.size,
+            self._take,
+            address=node.address,
+            stall_timeout_s=spec.run_config.stall_timeout_s,
+            fails_on_stall=spec.run_config.stall_action == "fail",
+            linger_s=_LINGER_S,
+            on_break=lambda reason: self._unwind(_UNWIND_S),
+            on_disconnect=lambda rank: self._coordinator.call_in(_HUNG_UP_S, lambda: self._give_up(rank)),
+        )
+
+    @staticmethod
+    @functools.cache
+    def actor_class() -> Any:  # Any: Ray's own
+        """The actors' class, as Ray takes it."""
+        import ray
+
+        return ray.remote(RankActor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._coordinator.close()
+
+    @property
+    def has_ended_well(self) -> bool:
+        """Whether every rank has run to a good end."""
+        return self._is_ending and self._coordinator.broken is None and not self.was_interrupted
+
+    def start(self, work: bytes) -> None:
+        """Ask for every worker, to do ``work``."""
+        actor_class = self.actor_class()
+        for worker in range(self._room.size):
+            actor = actor_class.options(**self._room.options(worker), max_concurrency=2).remote(self._preload)
+            self._actors.append(actor)
+            self._when_done(actor.whereabouts.remote(), functools.partial(self._arrived, worker))
+        self._work = work
+        self._coordinator.call_in(_FIRST_LOOK_S, self._look)
+        limit_s = self._spec.run_config.start_timeout_s
+        if limit_s is not None:
+            self._coordinator.call_in(limit_s, lambda: self._give_up_start(limit_s))
+
+    def serve(self, timeout_s: float | None = None) -> None:
+        """Carry messages until no rank is left; those that still are after ``timeout_s`` are killed.
+
+        Raises:
+            ControllerError: the group has not come up.
+            ResourceError: the cluster cannot hold it, or has not in time.
+        """
+        if timeout_s is not None:
+            self._coordinator.call_in(timeout_s, self._time_out)
+        try:
+            with signals_handled(
+                on_interrupt=lambda: self._coordinator.call_soon(self._interrupt),
+                on_ask=self._coordinator.show_stacks,
+                wake_fd=self._coordinator.wake_fd,
+            ):
+                self._coordinator.serve(self._is_done)
+        except BaseException:
+            self._kill()
+            raise
+        if self._error is not None:
+            raise self._error
+
+    def abort(self, reason: str, grace_s: float) -> None:
+        """From any thread."""
+
+        def end() -> None:
+            if not self._seats:
+                self._fail_start(ControllerError(f"the run was aborted: {reason}"))
+                return
+            self._coordinator.abort(reason)
+            self._unwind(grace_s)
+
+        self._coordinator.call_soon(end)
+
+    def _take(self, event: WorkerEvent) -> None:
+        if type(event) is Log:
+            self._last_lines[event.rank].add(event.data)
+        self._sink(event)
+
+    def _when_done(self, ref: Any, then: Callable[[Any, BaseException | None], None]) -> None:  # Any: Ray's reference
+        """Have ``then`` called in the loop with what a call has given, or failed with; Ray tells of it by itself."""
+
+        def done(future: Any) -> None:
+            error = future.exception()
+            value = None if error is not None else future.result()
+            self._coordinator.call_soon(lambda: then(value, error))
+
+        ref.future().add_done_callback(done)
+
+    # -- the start
+
+    def _arrived(self, worker: int, place: Whereabouts, error: BaseException | None) -> None:
+        if self._is_over or self._seats:
+            return
+        if error is not None:
+            self._fail_start(ControllerError(f"worker {worker} could not be started: {cause_of(error)}"), error)
+            return
+        self._places[worker] = place
+        if len(self._places) == self._room.size:
+            self._launch()
+
+    def _launch(self) -> None:
+        """All have come, so it is known who is who: let them begin."""
+        import ray
+
+        places = [self._places[worker] for worker in range(self._room.size)]
+        seats = seated(places, self._node.node_id)
+        self._seats = [seat.worker for seat in seats]
+        ranks = [
+            RankInfo(rank, len(seats), seat.local_rank, seat.local_world_size, seat.node_rank)
+            for rank, seat in enumerate(seats)
+        ]
+        launch = Launch(
+            ranks=ranks,
+            address=self._coordinator.address,
+            work=self._work,
+            environment=own_variables() | {"MASTER_ADDR": places[self._seats[0]].address},
+            directory=working_directory(),
+            arguments=list(sys.argv),
+            path=[os.path.abspath(each) for each in sys.path],
+        )
+        shared = ray.put(launch)
+        self._running = set(range(len(seats)))
+        for rank, worker in enumerate(self._seats):
+            ref = self._actors[worker].run.remote(shared, rank)
+            self._when_done(ref, functools.partial(self._ended, rank))
+
+    def _fail_start(self, error: Exception, cause: BaseException | None = None) -> None:
+        if self._error is None:
+            error.__cause__ = cause
+            self._error = error
+        self._kill()
+        self._is_over = True
+
+    def _give_up_start(self, limit_s: float) -> None:
+        if not self._seats:
+            text = f"the workers have not come within RunConfig.start_timeout_s={limit_s:g}: {self._told_of_waiting()}"
+            self._fail_start(ResourceError(text))
+
+    def _look(self) -> None:
+        """See why the workers have not come, and tell."""
+        if self._seats or self._is_over:
+            return
+        self._num_looks += 1
+        if self._room.may_be_refused and not self._places and not self._room.is_placed():
+            shortage = shortage_of(self._room.bundles)
+            # Twice, as a node may be about to join.
+            self._num_beyond = self._num_beyond + 1 if shortage.is_beyond else 0
+            if self._num_beyond > 1:
+                text = f"the cluster cannot hold the workers of run {self._spec.name!r}, and will not grow"
+                self._fail_start(ResourceError(f"{text}: {shortage.text}"))
+                return
+        if self._num_looks > 1:
+            logger.warning("run %r waits for its workers: %s", self._spec.name, self._told_of_waiting())
+        self._coordinator.call_in(_LOOK_S, self._look)
+
+    def _told_of_waiting(self) -> str:
+        if self._places:
+            return f"{len(self._places)} of {self._room.size} are there"
+        if self._room.is_placed():
+            return "the cluster has set aside what they take, and their processes are being started"
+        return shortage_of(self._room.bundles).text
+
+    # -- ends
+
+    def _is_done(self) -> bool:
+        if self._seats and not self._is_leaving and not self._coordinator.unfinished:
+            self._is_leaving = True
+            self._coordinator.call_in(_EXIT_S, self._kill)
+        return self._is_over or (self._is_ending and not self._coordinator.connected)
+
+    def _interrupt(self) -> None:
+        if self.was_interrupted or not self._seats:
+            self.was_interrupted = True
+            self._kill()
+            return
+        self.was_interrupted = True
+        logger.warning("interrupted: the run stops at its next report; interrupt again to kill it now")
+        self._coordinator.stop()
+
+    def _ended(self, rank: int, _: None, error: BaseException | None) -> None:
+        """The call that is a rank has ended, well or because its process has."""
+        coordinator = self._coordinator
+        self._running.discard(rank)
+        coordinator.read_rest(rank)  # its last words may still be on the line
+        if rank in coordinator.unfinished:
+            if rank not in coordinator.come and not self._is_killing:
+                node = self._places[self._seats[rank]].address
+                text = f"rank {rank}, on node {node}, has not come to the driver at {self._node.address}"
+                self._fail_start(ControllerError(f"{text}: {cause_of(error)}"), error)
+                return
+            coordinator.died(rank, self._how(rank, error), self._last_lines[rank].shown())
+        if not self._running:
+            self._end()
+
+    def _how(self, rank: int, error: BaseException | None) -> str:
+        if self._is_killing:
+            return "was killed by the driver, as it did not end in time"
+        return told_of(error, self._places[self._seats[rank]], self._coordinator.last_words(rank))
+
+    def _end(self) -> None:
+        """No rank has anything to say any more: see that their processes are gone."""
+        self._is_ending = True
+        self._kill_actors()
+        self._coordinator.call_in(_GONE_S, self._leave)
+
+    def _leave(self) -> None:
+        self._is_over = True
+
+    def _unwind(self, grace_s: float) -> None:
+        """The attempt has failed: those who wait have been told; tell the others, and kill whoever stays."""
+        for rank, worker in enumerate(self._seats):
+            if rank in self._coordinator.unfinished and rank not in self._coordinator.told:
+                self._actors[worker].end.remote()
+        self._coordinator.call_in(grace_s, self._kill)
+
+    def _time_out(self) -> None:
+        self.was_timed_out = not self._is_ending
+        self._kill()
+
+    def _kill(self) -> None:
+        """Kill every process, now; Ray then tells how each has ended, and its connection closes."""
+        self._is_killing = True
+        if not self._seats:
+            self._is_over = True
+        self._kill_actors()
+
+    def _kill_actors(self) -> None:
+        import ray
+
+        for actor in self._actors:
+            with contextlib.suppress(ray.exceptions.RayError):  # it is gone already
+                ray.kill(actor)
+        self._coordinator.call_in(_DEAF_S, self._kill_the_deaf)
+
+    def _kill_the_deaf(self) -> None:
+        """Ray asks a process to end itself; one that is stopped does not hear it."""
+        for rank in self._coordinator.connected:
+            place = self._places[self._seats[rank]]
+            if place.node_id == self._node.node_id:
+                kill_actor_process(place.pid, RankActor.__name__)
+
+    def _give_up(self, rank: int) -> None:
+        if rank in self._running:
+            self._coordinator.died(rank, "has closed its connection to the driver, and Ray does not say how it ended")
