@@ -26,7 +26,8 @@ def _measure(settings: Settings) -> Outcome:
                 "own": partial(answer_of, OWN_PYTHON, program, "own", place),
                 "peer": partial(peer.answer_of, program, "peer", place),
             },
-            rounds=settings.rounds(9),
+            rounds=settings.rounds(5),
+            warm_ups=0,  # each program warms itself up
         )
 
     def series(side: str, figure: str, name: str, role: Role) -> Series:

@@ -16,7 +16,7 @@ from typing import Any
 NUM_COLUMNS = 10
 NUM_ROWS = 5_000_000
 BATCH_SIZE = 8192
-NUM_LOADER_ROWS = 10 * BATCH_SIZE  # rows that torch's DataLoader takes one by one
+NUM_LOADER_ROWS = 4 * BATCH_SIZE  # rows that torch's DataLoader takes one by one
 
 
 def write(folder: str) -> dict[str, int]:

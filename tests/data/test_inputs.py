@@ -180,6 +180,14 @@ def test_tensors_have_the_types_and_the_place_that_are_asked_for(arguments: dict
     assert {each.device for each in batch.values()} == {torch.device(arguments.get("device", "cpu"))}
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_pinning_without_cuda_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert len(list(ArrowShard("t", NUMBERS).iter_torch_batches(batch_size=1, pin_memory=True))) == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "iter_torch_batches(): pin_memory has no effect, as there is no CUDA here"
+    ]
+
+
 def test_a_dtype_for_a_column_that_is_not_there_names_those_that_are() -> None:
     with pytest.raises(DataError, match=r"'z', and datasets\['t'\] has 'x', 'y'"):
         ArrowShard("t", NUMBERS).iter_torch_batches(dtypes={"z": torch.int8})

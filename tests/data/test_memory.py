@@ -95,12 +95,21 @@ def wait_for_the_reader() -> None:
 @pytest.mark.parametrize("num_rows", [1, 5])
 def test_as_many_rows_wait_as_are_asked_for_and_then_no_thread_does(num_rows: int) -> None:
     given: list[int] = []
-    tables = read_ahead(one_row_tables(given), num_rows)
+    tables = read_ahead(one_row_tables(given), num_rows=num_rows, num_tables=100)
     for index in range(50):
         assert next(tables)["x"].to_pylist() == [index]
         wait_for_the_reader()
         assert len(given) == index + 1 + num_rows
         assert not threads()
+    del tables
+
+
+def test_batches_as_they_are_read_are_read_ahead_by_their_number() -> None:
+    given: list[int] = []
+    tables = read_ahead(one_row_tables(given), num_tables=3)
+    next(tables)
+    wait_for_the_reader()
+    assert len(given) == 4
     del tables
 
 
@@ -119,7 +128,7 @@ def test_what_goes_wrong_in_the_background_is_raised_at_the_consumer_after_what_
         yield pa.table({"x": [1]})
         raise DataError("the second is broken")
 
-    tables = read_ahead(broken(), 10)
+    tables = read_ahead(broken(), num_rows=10)
     assert next(tables)["x"].to_pylist() == [1]
     with pytest.raises(DataError, match="the second is broken"):
         next(tables)
@@ -138,7 +147,7 @@ def test_an_iterator_may_become_garbage_on_its_own_thread() -> None:
         tables.clear()
         yield pa.table({"x": [2]})
 
-    tables.append(read_ahead(slow(), 1))
+    tables.append(read_ahead(slow()))
     next(tables[0])  # type: ignore[call-overload]  # the list holds an iterator
     is_asked_for.wait()
     (reader,) = threads()

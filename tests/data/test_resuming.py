@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -110,6 +111,15 @@ def test_an_epoch_is_not_gone_on_with_in_another_order(
     with pytest.raises(UsageError, match=r"gone on with as it was begun.*local_shuffle_buffer_size"):
         next(shard.iter_batches(**asked))
     assert sorted(rows_of(shard.iter_batches(**begun))), "it goes on if it is asked for as it was begun"
+
+
+def test_a_state_is_json_whatever_the_arguments_are_counted_with(folder: Path) -> None:
+    shard = ArrowShard("t", folder)
+    shard.set_epoch(np.int64(1))  # type: ignore[arg-type]  # that is the test
+    arguments: Any = {"batch_size": np.int64(50), "prefetch_batches": np.int64(2)}
+    arguments |= {"local_shuffle_buffer_size": np.int64(20), "local_shuffle_seed": np.int64(3)}
+    rows_of(itertools.islice(shard.iter_batches(**arguments), 2))
+    assert json.loads(json.dumps(shard.state_dict())) == shard.state_dict()
 
 
 def test_rows_are_gone_on_with_too(folder: Path) -> None:

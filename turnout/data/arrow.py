@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -115,7 +116,7 @@ class ArrowShard:
 
     def iter_rows(self) -> Iterator[dict[str, Any]]:
         """This rank's rows, as dicts of Python values."""
-        for table in self._tables(self._begin(None, None), 1):
+        for table in read_ahead(self._tables(self._begin(None, None))):
             for row in table.to_pylist():
                 self._rows_given += 1
                 yield row
@@ -134,8 +135,9 @@ class ArrowShard:
 
         Args:
             prefetch_batches: while fewer batches' rows wait, more are read (and shuffled) in the background; 0 for
-                none. Rows are read up to 131,072 or 16 MiB at a time, so that a small number reads as far ahead as 1.
-                Besides what waits, one such read is held, and some compressed data of the row group that it is of.
+                none. Up to 131,072 rows or 16 MiB are read at a time, so that a small number reads as far ahead as 1.
+                Beside what waits, one such read is held, and compressed data of the row group that it is of: all of it
+                where that is remote and below 64 MiB, else windows of 32 MiB in all, which many columns exceed.
             batch_size: rows of a batch; None gives them as they are read.
             batch_format: ``"numpy"``, which is the default: a dict of arrays by column, which share the memory that was
                 read and cannot be written to; ``"pandas"``: a `DataFrame`; ``"pyarrow"``: a `Table`.
@@ -173,8 +175,9 @@ class ArrowShard:
 
         Args:
             prefetch_batches: while fewer batches' rows wait, more are read (and shuffled) in the background; 0 for
-                none. Rows are read up to 131,072 or 16 MiB at a time, so that a small number reads as far ahead as 1.
-                Besides what waits, one such read is held, and some compressed data of the row group that it is of.
+                none. Up to 131,072 rows or 16 MiB are read at a time, so that a small number reads as far ahead as 1.
+                Beside what waits, one such read is held, and compressed data of the row group that it is of: all of it
+                where that is remote and below 64 MiB, else windows of 32 MiB in all, which many columns exceed.
             batch_size: rows of a batch; None gives them as they are read.
             dtypes: of all columns, or by column; None keeps what is stored.
             device: where tensors go; ``"auto"`` for the current CUDA device if there is one, else the CPU.
@@ -227,7 +230,6 @@ class ArrowShard:
         rows, shuffle = self._rows_given, self._shuffle
         if not self._is_begun:
             rows, shuffle = (self._loaded.rows, self._loaded.shuffle) if self._loaded is not None else (0, None)
-        columns = [(each.name, str(each.type)) for each in self.schema()]
         return ShardState(
             epoch=self._epoch,
             rows=rows,
@@ -237,15 +239,22 @@ class ArrowShard:
             world_size=self._world_size,
             equal=self._equal,
             total_rows=sum(sizes),
-            layout=hashlib.sha256(json.dumps([list(sizes), columns]).encode()).hexdigest()[:16],
+            layout=self._layout,
         )
+
+    @functools.cached_property
+    def _layout(self) -> str:
+        columns = [(each.name, str(each.type)) for each in self.schema()]
+        return hashlib.sha256(json.dumps([list(self._source.sizes()), columns]).encode()).hexdigest()[:16]
 
     def _begin(self, buffer_size: int | None, seed: int | None) -> int:
         """An iteration begins; returns how many of its rows were given before."""
         if self._loaded is not None:
             self._shuffle = self._loaded.shuffle_to_go_on_with(buffer_size, seed)
         elif buffer_size is not None:
-            self._shuffle = Shuffle(buffer_size=buffer_size, seed=os.urandom(8).hex() if seed is None else seed)
+            self._shuffle = Shuffle(
+                buffer_size=int(buffer_size), seed=os.urandom(8).hex() if seed is None else int(seed)
+            )
         else:
             self._shuffle = None
         if self._is_begun:
@@ -263,21 +272,22 @@ class ArrowShard:
         buffer_size: int | None,
         shuffle_seed: int | None,
     ) -> Generator[Batch]:
-        skip = self._begin(buffer_size, shuffle_seed)
-        tables = self._tables(skip, prefetch_batches * (batch_size or 1))
-        for batch in in_batches(tables, batch_size, drop_last=drop_last):
+        # Ranges and states are of plain numbers, whatever the user counts with.
+        size = None if batch_size is None else int(batch_size)
+        read = self._tables(self._begin(buffer_size, shuffle_seed))
+        num_rows = None if size is None else int(prefetch_batches) * size
+        tables = read_ahead(read, num_rows=num_rows, num_tables=int(prefetch_batches)) if prefetch_batches else read
+        for batch in in_batches(tables, size, drop_last=drop_last):
             self._rows_given += batch.num_rows
             yield batch
 
-    def _tables(self, skip: int, prefetch_rows: int) -> Iterator[pa.Table]:
+    def _tables(self, skip: int) -> Generator[pa.Table]:
         """An iteration's rows after the first ``skip``, as they are read."""
         if self._shuffle is None:
-            tables = self._source.read(_after(self._stretches(), skip))
-        else:
-            # The order of the buffer comes of all rows before, so that those are read again.
-            seed = f"{self._shuffle.seed} {self._epoch} {self._rank}"
-            tables = _dropped(shuffled(self._source.read(self._stretches()), self._shuffle.buffer_size, seed), skip)
-        return read_ahead(tables, prefetch_rows) if prefetch_rows else tables
+            return self._source.read(_after(self._stretches(), skip))
+        # The order of the buffer comes of all rows before, so that those are read again.
+        seed = f"{self._shuffle.seed} {self._epoch} {self._rank}"
+        return _dropped(shuffled(self._source.read(self._stretches()), self._shuffle.buffer_size, seed), skip)
 
     def _read(self) -> pa.Table:
         """All rows of the current epoch."""

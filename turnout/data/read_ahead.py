@@ -18,17 +18,18 @@ if TYPE_CHECKING:
 __all__ = ["read_ahead"]
 
 
-def read_ahead(tables: Generator[pa.Table], num_rows: int) -> Iterator[pa.Table]:
-    """Pass tables on in order, reading more of them in the background while fewer than ``num_rows`` rows wait.
+def read_ahead(tables: Generator[pa.Table], *, num_rows: int | None = None, num_tables: int = 1) -> Iterator[pa.Table]:
+    """Pass tables on in order, reading more of them in the background while too few wait.
 
-    So at most ``num_rows`` rows and one more table wait, beside the table that was passed on last.
+    So one table more waits at most, beside the table that was passed on last.
 
     Args:
         tables: where they come from; only one thread at a time asks it, and what it raises is raised here, after all
             that it gave before.
-        num_rows: at least 1.
+        num_rows: how many rows wait; at least 1. None has ``num_tables`` decide.
+        num_tables: how many tables wait; at least 1.
     """
-    reader = _Reader(tables, num_rows)
+    reader = _Reader(tables, num_rows, num_tables)
     try:
         while (table := reader.take()) is not None:
             yield table
@@ -41,12 +42,14 @@ class _Reader:
 
     Args:
         tables: where they come from.
-        num_rows: how many rows wait at least, if there are as many.
+        num_rows: how many rows wait at least, if there are as many; None has ``num_tables`` decide.
+        num_tables: how many tables do.
     """
 
-    def __init__(self, tables: Generator[pa.Table], num_rows: int) -> None:
+    def __init__(self, tables: Generator[pa.Table], num_rows: int | None, num_tables: int) -> None:
         self._tables = tables
         self._num_rows = num_rows
+        self._num_tables = num_tables
         self._changed = threading.Condition()
         self._waiting: deque[pa.Table] = deque()
         self._num_waiting = 0
@@ -83,13 +86,18 @@ class _Reader:
 
     def _read_if_there_is_room(self) -> None:
         """Start a thread if none reads; called under the lock."""
-        if self._is_reading or self._is_ended or self._num_waiting >= self._num_rows:
+        if self._is_reading or self._is_ended or not self._has_room():
             return
         if self._thread is not None:
             self._thread.join()  # it reads no more, so that it asks for no lock either
         self._thread = threading.Thread(target=self._read, name="turnout-read-ahead")
         self._is_reading = True
         self._thread.start()
+
+    def _has_room(self) -> bool:
+        if self._num_rows is None:
+            return len(self._waiting) < self._num_tables
+        return self._num_waiting < self._num_rows
 
     def _read(self) -> None:
         """Read until there is no room, nothing left, or nobody to read for."""
@@ -106,5 +114,5 @@ class _Reader:
                 else:
                     self._waiting.append(table)
                     self._num_waiting += table.num_rows
-                is_reading = self._is_reading = not self._is_ended and self._num_waiting < self._num_rows
+                is_reading = self._is_reading = not self._is_ended and self._has_room()
                 self._changed.notify()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["Tensors"]
+
+_logger = logging.getLogger(__name__)
 
 
 class Tensors:
@@ -50,6 +53,8 @@ class Tensors:
         self._is_moved = self._device.type != "cpu"
         self._name = name
         self._pin_memory = pin_memory and torch.cuda.is_available()
+        if pin_memory and not self._pin_memory:
+            _logger.warning("iter_torch_batches(): pin_memory has no effect, as there is no CUDA here")
         self._copies = copies and not self._is_moved
         self._from_numpy = torch.from_numpy
         self._table: pa.Table | None = None
