@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from turnout.cluster.placement import Bundles
 
-__all__ = ["Shortage", "shortage_of"]
+__all__ = ["Shortage", "shortage_of", "spare_beside"]
 
 _MEMORY = ("memory", "object_store_memory")
 
@@ -51,6 +51,27 @@ def shortage_of(bundles: Bundles) -> Shortage:
     else:
         lack = "what is free lies on nodes that do not hold a whole worker, or not as the strategy asks"
     return Shortage(not fits and not _can_grow(), f"asked: {bundles}, so {amounts}; {lack}")
+
+
+def spare_beside(bundles: Bundles, nodes: Sequence[str]) -> list[dict[str, float]] | None:
+    """What placed workers leave of each node, whoever has it just now; None if the cluster may grow.
+
+    Args:
+        bundles: what the workers take.
+        nodes: where each of them is.
+    """
+    import ray
+
+    if _can_grow():
+        return None
+    return [
+        {
+            name: amount - bundles.each.get(name, 0.0) * nodes.count(node["NodeID"])
+            for name, amount in node["Resources"].items()
+        }
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
 
 
 def _fits(bundles: Bundles, nodes: list[dict[str, Any]]) -> bool:
