@@ -27,11 +27,12 @@ def test_a_killed_rank_is_told_with_ray_s_word_its_last_report_and_its_last_line
         sys.stdout.write(f"the last line of {rank()}\n")
         turnout.report({"step": 0})
         if rank() == 1:
-            time.sleep(0.2)  # a pipe's worth of output goes by a thread of the rank's
+            sys.stdout.write("its very last\n")
             within.killed()
         barrier()  # waits
 
     text = failure_of(train, tmp_path)
+    assert "  its very last\n" in text
     assert "WorkerGroupError: rank 1 (pid " in text
     assert "was killed, as by SIGKILL (out of memory?), or has left by os._exit. Ray says: " in text
     assert "Worker exit type: SYSTEM_ERROR" in text
