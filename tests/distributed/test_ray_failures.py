@@ -86,6 +86,26 @@ def test_a_killed_rank_is_retried_from_the_last_commit(tmp_path: Path) -> None:
     assert len(result.metrics_dataframe) == 4
 
 
+def test_a_checkpoint_whose_report_has_returned_survives_a_kill_on_the_next_line(tmp_path: Path) -> None:
+    def train(config: int) -> list[int]:
+        checkpoint, start = turnout.get_checkpoint(), 0
+        if checkpoint is not None:
+            with checkpoint.as_directory() as folder:
+                assert sorted(os.listdir(folder)) == [".turnout.json", "0", "1"]
+                start = int(Path(folder, "0").read_text()) + 1
+                assert Path(folder, "1").read_text() == str(start - 1)
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, str(rank())).write_text(str(start))
+            turnout.report({"step": start}, Checkpoint.from_directory(folder))
+            if start < config and rank() == start % 2:
+                within.killed()
+        return [start]
+
+    result = fit(train, tmp_path, config=3, failure_config=FailureConfig(max_failures=3))
+    assert result.return_values == [[3], [3]]
+    assert list(result.metrics_dataframe["step"]) == [0, 1, 2, 3]
+
+
 def test_a_rank_that_dies_is_the_cause_and_not_what_its_peers_raise_of_it(tmp_path: Path) -> None:
     def train() -> None:
         import torch

@@ -32,6 +32,7 @@ _LINGER_S = 0.0005  # a report of two ranks takes a part of a millisecond
 _EXIT_S = 10.0  # for ranks to say that they are through once all have said their last word
 _GONE_S = 2.0  # for processes to be gone once they are killed; a child may hold a rank's connection
 _DEAF_S = 0.5  # for a process to end that Ray has told to
+_UNANSWERED_S = 20.0  # for Ray to say that processes that were killed have ended
 _HUNG_UP_S = 5.0  # for Ray to say how a rank has ended that has hung up
 _FIRST_LOOK_S = 2.0  # at why the workers have not come
 _LOOK_S = 4.0
@@ -321,6 +322,7 @@ class Group:
         if not self._seats:
             self._is_over = True
         self._kill_actors()
+        self._coordinator.call_in(_UNANSWERED_S, self._give_up_all)
 
     def _kill_actors(self) -> None:
         import ray
@@ -340,3 +342,9 @@ class Group:
     def _give_up(self, rank: int) -> None:
         if rank in self._running:
             self._coordinator.died(rank, "has closed its connection to the driver, and Ray does not say how it ended")
+
+    def _give_up_all(self) -> None:
+        """Ray itself does not answer, so nothing more will be known."""
+        for rank in self._running:
+            self._coordinator.died(rank, "was killed by the driver, and Ray does not say that it ended")
+        self._is_over = True
