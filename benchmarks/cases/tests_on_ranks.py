@@ -32,7 +32,16 @@ class _Session(NamedTuple):
 def _session(file: str, *arguments: str) -> _Session:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        command = [OWN_PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *arguments]
+        command: list[str | Path] = [
+            OWN_PYTHON,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"--junitxml={report}",
+            *arguments,
+        ]
         started = time.perf_counter()
         subprocess.run([*command, PROGRAMS / file], check=True, cwd=folder, stdout=subprocess.DEVNULL)
         whole_s = time.perf_counter() - started

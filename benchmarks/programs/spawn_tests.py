@@ -18,4 +18,4 @@ def _body(rank: int, number: int, store: str) -> None:
 @pytest.mark.parametrize("number", range(5))
 def test_ranks_add_up(number: int, tmp_path: Path) -> None:
     """Each rank has its own number, and both the sum."""
-    torch.multiprocessing.spawn(_body, (number, os.fspath(tmp_path / "store")), nprocs=2)
+    torch.multiprocessing.spawn(_body, (number, os.fspath(tmp_path / "store")), nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
