@@ -10,6 +10,7 @@ from benchmarks.cases import (
     process_ranks,
     report_call,
     stored_reports,
+    tests_on_ranks,
     training_loop,
     whole_process,
 )
@@ -25,6 +26,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     training_loop.BENCHMARK,
     *checkpoint_report.BENCHMARKS,
     *process_ranks.BENCHMARKS,
+    tests_on_ranks.BENCHMARK,
     arrow_batches.BENCHMARK,
     memory.BENCHMARK,
 )

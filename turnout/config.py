@@ -227,7 +227,7 @@ class DataConfig(_Config):
 
     Args:
         datasets_to_split: ``"all"``, or the names of those that are cut; the others are whole on each rank.
-        execution_options: Ray Data's `ExecutionOptions`, for Ray data sets.
+        execution_options: Ray Data's `ExecutionOptions`, for Ray data sets; refused where none of the data is Ray's.
         enable_shard_locality: read a Ray data set's blocks where they lie.
         equal: give each rank the same number of rows and leave the remainder out; False gives every row exactly once.
     """

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Iterator
 
 import pytest
 
+from turnout.testing.cluster import local_cluster
+
 
 @pytest.fixture(scope="session")
 def _cluster() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Ray's own
-        import ray
-
-        ray.init(address="local", include_dashboard=False, num_cpus=4, log_to_driver=False, logging_level=logging.ERROR)
+    with local_cluster():
         yield
-        ray.shutdown()
 
 
 @pytest.fixture

@@ -27,11 +27,12 @@ def test_a_killed_rank_is_told_with_ray_s_word_its_last_report_and_its_last_line
         sys.stdout.write(f"the last line of {rank()}\n")
         turnout.report({"step": 0})
         if rank() == 1:
-            time.sleep(0.2)  # a pipe's worth of output goes by a thread of the rank's
+            sys.stdout.write("its very last\n")
             within.killed()
         barrier()  # waits
 
     text = failure_of(train, tmp_path)
+    assert "  its very last\n" in text
     assert "WorkerGroupError: rank 1 (pid " in text
     assert "was killed, as by SIGKILL (out of memory?), or has left by os._exit. Ray says: " in text
     assert "Worker exit type: SYSTEM_ERROR" in text
@@ -83,6 +84,26 @@ def test_a_killed_rank_is_retried_from_the_last_commit(tmp_path: Path) -> None:
     result = fit(train, tmp_path, failure_config=FailureConfig(max_failures=1))
     assert result.return_values == [[2, 3], [2, 3]]
     assert len(result.metrics_dataframe) == 4
+
+
+def test_a_checkpoint_whose_report_has_returned_survives_a_kill_on_the_next_line(tmp_path: Path) -> None:
+    def train(config: int) -> list[int]:
+        checkpoint, start = turnout.get_checkpoint(), 0
+        if checkpoint is not None:
+            with checkpoint.as_directory() as folder:
+                assert sorted(os.listdir(folder)) == [".turnout.json", "0", "1"]
+                start = int(Path(folder, "0").read_text()) + 1
+                assert Path(folder, "1").read_text() == str(start - 1)
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, str(rank())).write_text(str(start))
+            turnout.report({"step": start}, Checkpoint.from_directory(folder))
+            if start < config and rank() == start % 2:
+                within.killed()
+        return [start]
+
+    result = fit(train, tmp_path, config=3, failure_config=FailureConfig(max_failures=3))
+    assert result.return_values == [[3], [3]]
+    assert list(result.metrics_dataframe["step"]) == [0, 1, 2, 3]
 
 
 def test_a_rank_that_dies_is_the_cause_and_not_what_its_peers_raise_of_it(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from turnout.controllers.lines import Address, ServedLine, framed, listening
 from turnout.controllers.loop import Loop
 from turnout.controllers.stacks import Place, merged, where_of
 from turnout.controllers.travel import dumps, loads
-from turnout.controllers.wire import CONTROL, DRIVERS, MAIN, Break, Hello, Meet, error_of, understood, value_of
+from turnout.controllers.wire import CONTROL, DRIVERS, MAIN, OUTPUT, Break, Hello, Meet, error_of, understood, value_of
 from turnout.errors import WorkerGroupError
 from turnout.session.events import Died, Failed, Finished, Reported
 
@@ -36,6 +36,7 @@ __all__ = ["Coordinator"]
 logger = logging.getLogger(__name__)
 
 _GREETING_S = 5.0  # a stranger who connects and says nothing has a descriptor no longer
+_MOST_PIECES = 256  # of a rank's output, of which a connection holds no more; a child may go on to write
 _DEATH_S = 3.0  # from a rank's hanging up until its death is known
 
 
@@ -46,6 +47,7 @@ class _Member:
     rank: int
     lines: dict[str, ServedLine] = field(default_factory=dict)
     control: ServedLine | None = None
+    output: ServedLine | None = None
     num_reports: int = 0
     last_seen: Meet | None = None
     """Its last meeting that a line of the user's has called."""
@@ -79,6 +81,7 @@ class Coordinator(Loop):
         linger_s: how long the loop goes on looking before it sleeps; see `Loop`.
         on_break: called once, when the attempt cannot go on, with the reason.
         on_disconnect: called with a rank whose connection has closed without a last word.
+        on_output: called with a rank and what it has printed, where that comes by its connection.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Coordinator(Loop):
         linger_s: float = 0.0,
         on_break: Callable[[str], None] = lambda reason: None,
         on_disconnect: Callable[[int], None] = lambda rank: None,
+        on_output: Callable[[int, bytes], None] = lambda rank, data: None,
     ) -> None:
         super().__init__(linger_s)
         self.world_size = world_size
@@ -104,6 +108,7 @@ class Coordinator(Loop):
         self._fails_on_stall = fails_on_stall
         self._on_break = on_break
         self._on_disconnect = on_disconnect
+        self._on_output = on_output
         self._members = {rank: _Member(rank) for rank in range(world_size)}
         self._lanes: dict[str, _Lane] = {}
         self._stop: Break | None = None
@@ -141,12 +146,12 @@ class Coordinator(Loop):
     @property
     def connected(self) -> set[int]:
         """The ranks that have come, and not left."""
-        return {rank for rank, member in self._members.items() if member.lines}
+        return {rank for rank, member in self._members.items() if member.lines or member.output}
 
     @property
     def come(self) -> set[int]:
         """The ranks that have come, also those that have left again."""
-        return {rank for rank, member in self._members.items() if member.lines or member.has_left}
+        return {rank for rank, member in self._members.items() if MAIN in member.lines or member.has_left}
 
     @property
     def waiting(self) -> set[int]:
@@ -179,14 +184,20 @@ class Coordinator(Loop):
     def read_rest(self, rank: int, but: str = "") -> None:
         """Take what a rank has sent before, which nobody has read yet, on all lanes ``but`` one."""
         member = self._members[rank]
+        for _ in range(_MOST_PIECES):
+            if member.output is None or not self._read_output(member, member.output):
+                break
         for name, line in [each for each in member.lines.items() if each[0] != but]:
             for data in line.rest():
                 self._understand(member, self._lane(name), data)
 
     def last_words(self, rank: int) -> str:
         """What a rank that has crashed has written of it, as `WireChannel.tell_of_crashes` has it do."""
-        control = self._members[rank].control
-        return "" if control is None else control.raw().decode(errors="replace")
+        control, words = self._members[rank].control, b""
+        with contextlib.suppress(EOFError, OSError):
+            while control is not None and (data := control.raw()):
+                words += data
+        return words.decode(errors="replace")
 
     def stop(self) -> None:
         """End at the next report, on all ranks alike, as if the user had interrupted each there.
@@ -291,6 +302,10 @@ class Coordinator(Loop):
             self.unwatch(line)
             member.control = line
             return
+        if hello.lane == OUTPUT:
+            member.output = line
+            self.watch(line, lambda: self._read_output(member, line))
+            return
         member.lines[hello.lane] = lane.lines[hello.rank] = line
         self.watch(line, lambda: self._read(member, lane, line))
 
@@ -318,6 +333,19 @@ class Coordinator(Loop):
             self._arrive(member, lane, message)
         else:
             self._take(member, message)
+
+    def _read_output(self, member: _Member, line: ServedLine) -> bool:
+        """Pass on what a rank has printed; returns whether there may be more."""
+        try:
+            data = line.raw()
+        except (EOFError, OSError):
+            self.unwatch(line)
+            line.close()
+            member.output = None
+            return False
+        if data:
+            self._on_output(member.rank, data)
+        return bool(data)
 
     def _send(self, lane: _Lane, rank: int, frame: tuple[bytes, ...]) -> None:
         line = lane.lines[rank]
@@ -349,7 +377,7 @@ class Coordinator(Loop):
 
     def _close_lines(self) -> None:
         for member in self._members.values():
-            for line in (*member.lines.values(), *filter(None, [member.control])):
+            for line in (*member.lines.values(), *filter(None, [member.control, member.output])):
                 line.close()
         for line in self._strangers:
             line.close()

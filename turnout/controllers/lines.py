@@ -55,6 +55,14 @@ class Line:
         for part in framed(data):
             self._plain.sendall(part)
 
+    def send_raw(self, data: bytes) -> None:
+        """Send what is no message, to an end that expects none; returns once the kernel has it.
+
+        Raises:
+            OSError: the other end is gone.
+        """
+        self._plain.sendall(data)
+
     def receive(self) -> bytes:
         """The next message.
 
@@ -163,11 +171,17 @@ class ServedLine:
         return list(iter(self._next, None))
 
     def raw(self) -> bytes:
-        """All that has come, of an end that writes no messages."""
-        with contextlib.suppress(BlockingIOError, EOFError, OSError):
-            while True:
+        """What has come of an end that sends no messages, as far as one look goes; empty if there is nothing.
+
+        Raises:
+            EOFError, OSError: the other end is gone, and all that it has sent was given.
+        """
+        if not self._incoming:
+            with contextlib.suppress(BlockingIOError):
                 self._receive()
-        return bytes(self._incoming)
+        data = bytes(self._incoming)
+        self._incoming.clear()
+        return data
 
     def is_hung_up(self) -> bool:
         """Whether the other end has hung up, though something that it has sent may still be unread."""

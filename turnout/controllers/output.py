@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["PIECE", "LastLines", "LineCutter"]
+from turnout.controllers.base import Sink
+from turnout.session.events import Log
+
+__all__ = ["PIECE", "LineCutter", "RankOutput"]
 
 PIECE = 1 << 16
 """Bytes that are read, and passed on, at once."""
@@ -32,17 +35,34 @@ class LineCutter:
         return rest
 
 
-class LastLines:
-    """The last lines that a rank has printed."""
+class RankOutput:
+    """What one rank prints: passed on in whole lines, the last of which are kept.
 
-    def __init__(self) -> None:
-        self._lines: deque[bytes] = deque(maxlen=_LAST_LINES)
+    Args:
+        rank: the rank.
+        sink: takes it.
+    """
 
-    def add(self, data: bytes) -> None:
+    def __init__(self, rank: int, sink: Sink) -> None:
+        self._rank = rank
+        self._sink = sink
+        self._cutter = LineCutter()
+        self._last: deque[bytes] = deque(maxlen=_LAST_LINES)
+
+    def take(self, data: bytes) -> None:
         """It has printed ``data``."""
-        self._lines.extend(data.splitlines()[-_LAST_LINES:])
+        self._pass_on(self._cutter.cut(data))
+
+    def finish(self) -> None:
+        """It prints no more: a line that has not ended has."""
+        self._pass_on(self._cutter.rest())
 
     def shown(self) -> str:
-        """For an error."""
-        lines = (line[-_LINE_SHOWN:].decode(errors="replace") for line in self._lines)
+        """The last lines, for an error."""
+        lines = (line[-_LINE_SHOWN:].decode(errors="replace") for line in self._last)
         return "\n".join(f"  {line}" for line in lines)
+
+    def _pass_on(self, data: bytes) -> None:
+        if data:
+            self._last.extend(data.splitlines()[-_LAST_LINES:])
+            self._sink(Log(self._rank, data))

@@ -29,6 +29,7 @@ __all__ = [
     "CONTROL",
     "DRIVERS",
     "MAIN",
+    "OUTPUT",
     "Address",
     "Break",
     "Hello",
@@ -44,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 MAIN = "main"
 CONTROL = "control"
+OUTPUT = "output"
+"""Carries what a rank prints, as it is."""
 DRIVERS = "drivers"
 """Where every rank runs the driver program, these meet on a lane of their own, also after an attempt has failed."""
 _PACKAGE = __name__.partition(".")[0]
@@ -221,9 +224,9 @@ class WireChannel:
         if self._control is not None:
             faulthandler.enable(file=self._control.fileno(), all_threads=False)
 
-    def fileno(self) -> int:
-        """Its connection's descriptor, for whoever watches whether the coordinator has hung up."""
-        return self._line.fileno()
+    def output_line(self) -> Line:
+        """A connection that takes what this rank prints, as it is, and is the caller's to close."""
+        return self._connected(OUTPUT)
 
     def close(self) -> None:
         """Hang up."""

@@ -105,7 +105,7 @@ class TrainWorker:
         backend = backend_for(self.backend_config) if self.forms_group else None
         failure: Exception | None = None
         try:
-            value = self._train(channel, backend, self.datasets | dict(share or {}))
+            value = self._train(channel, backend, {**self.datasets, **(share or {})})
         except Exception as error:
             failure = error.with_traceback(users_traceback(error))
             # Said before the framework's group is torn down: what that does to the other ranks is a consequence.

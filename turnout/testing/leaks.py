@@ -25,6 +25,7 @@ _LASTING_PROCESSES = (
 )
 # What Ray keeps for a cluster that this process has started: daemons, and processes that wait for work. One that has
 # work is named for it, "ray::" and the class of the actor or the task.
+_FILES_OF_RAY = "/ray/session_"
 _PROCESSES_OF_RAY = ("ray::IDLE", "ray/_private/workers/default_worker.py", "ray/core/src/ray/", "ray/_private/log_")
 # Set by pytest while it runs, by torch on the first optimizer step, by ray when it is imported.
 _LASTING_VARIABLES = ("PYTEST_CURRENT_TEST", "COLUMNS", "LINES", "TORCHINDUCTOR_CACHE_DIR", "RAY_CLIENT_MODE")
@@ -57,7 +58,9 @@ class Belongings:
             threads=frozenset(f"{thread.name} ({thread.ident})" for thread in threading.enumerate()),
             processes=frozenset(_children(process)),
             environment=frozenset(f"{k}={v}" for k, v in os.environ.items() if k not in _LASTING_VARIABLES),
-            open_files=frozenset(f"{file.path} (fd {file.fd})" for file in process.open_files()),
+            open_files=frozenset(
+                f"{file.path} (fd {file.fd})" for file in process.open_files() if _FILES_OF_RAY not in file.path
+            ),
             process_group=frozenset(["torch.distributed"] if _has_process_group() else []),
             sessions=frozenset(repr(utils) for utils in session.of_process()),
             handlers=frozenset([f"SIGINT: {signal.getsignal(signal.SIGINT)!r}", *_log_handlers()]),
@@ -99,6 +102,8 @@ def _children(process: Any) -> Iterator[str]:  # Any: psutil has no types
         with contextlib.suppress(psutil.NoSuchProcess):
             command = " ".join(child.cmdline())
             is_own = child.ppid() == process.pid  # what a server has forked has its command too, and is to end
+            if not is_own and child.status() == psutil.STATUS_ZOMBIE:
+                continue  # it has ended, and another process is about to notice
             if not (
                 (is_own and any(name in command for name in _LASTING_PROCESSES))
                 or any(name in command for name in _PROCESSES_OF_RAY)

@@ -21,7 +21,7 @@ from turnout.testing.faults import Fault, with_faults
 from turnout.testing.torchrun import run_under_torchrun
 from turnout.trainer.data_parallel import DataParallelTrainer
 
-__all__ = ["IN_PROCESS", "PROCESS", "TORCHRUN", "TRACKS", "Fit", "Track", "track_of"]
+__all__ = ["IN_PROCESS", "PROCESS", "RAY", "TORCHRUN", "TRACKS", "Fit", "Track", "track_of"]
 
 T = TypeVar("T")
 
@@ -175,4 +175,5 @@ TORCHRUN = _TorchrunTrack(
     is_distributed=False,
 )
 PROCESS = track_of("process")
-TRACKS = (IN_PROCESS, TORCHRUN, PROCESS)
+RAY = track_of("ray")
+TRACKS = (IN_PROCESS, TORCHRUN, PROCESS, RAY)

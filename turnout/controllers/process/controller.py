@@ -15,13 +15,13 @@ from typing import ClassVar, Self
 from turnout.controllers.base import Controller, Ending, Outcome, RunSpec, Sink, Traits, Worker
 from turnout.controllers.coordinator import Coordinator
 from turnout.controllers.interrupts import signals_handled
-from turnout.controllers.output import PIECE, LastLines, LineCutter
+from turnout.controllers.output import PIECE, RankOutput
 from turnout.controllers.process.client import Server, lent_server
 from turnout.controllers.work import Launch, packed_validation, packed_work, working_directory
 from turnout.data import check_datasets
 from turnout.environment import TORCHRUN_VARIABLES
 from turnout.errors import ControllerError, ResourceError, UnsupportedError
-from turnout.session.events import Log, RankInfo
+from turnout.session.events import RankInfo
 
 __all__ = ["ProcessController"]
 
@@ -288,15 +288,12 @@ class _Group:
 
 
 class _Output:
-    """What one rank prints."""
+    """The pipe by which one rank prints."""
 
     def __init__(self, rank: int, handle: int, sink: Sink) -> None:
         self.handle = handle
         self.is_over = False
-        self._rank = rank
-        self._sink = sink
-        self._cutter = LineCutter()
-        self._last = LastLines()
+        self._printed = RankOutput(rank, sink)
         os.set_blocking(handle, False)
 
     def read(self) -> bool:
@@ -306,7 +303,7 @@ class _Output:
         except BlockingIOError:
             return False
         self.is_over = not data
-        self._pass_on(self._cutter.cut(data))
+        self._printed.take(data)
         return bool(data)
 
     def finish(self) -> None:
@@ -314,19 +311,14 @@ class _Output:
         for _ in range(_MOST_PIECES):
             if not self.read():
                 break
-        self._pass_on(self._cutter.rest())
+        self._printed.finish()
 
     def shown(self) -> str:
         """The last lines, for the error."""
-        return self._last.shown()
+        return self._printed.shown()
 
     def close(self) -> None:
         os.close(self.handle)
-
-    def _pass_on(self, data: bytes) -> None:
-        if data:
-            self._last.add(data)
-            self._sink(Log(self._rank, data))
 
 
 def _how(status: int) -> str:

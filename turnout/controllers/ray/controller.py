@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, ClassVar
 
 from turnout.cluster import Bundles, Placement, actor_options, connected_node, sent_runtime_env
@@ -126,7 +125,7 @@ class RayController(Controller):
 
 def _preload(spec: RunSpec) -> list[str]:
     backend = spec.backend_config
-    return [*(backend.preload if backend is not None else ()), *(["torch"] if "torch" in sys.modules else [])]
+    return list(backend.preload) if backend is not None else []
 
 
 def _refuse_unsupported(spec: RunSpec) -> None:

@@ -15,14 +15,14 @@ from turnout.cluster import Bundles, DriverNode, Whereabouts, kill_actor_process
 from turnout.controllers.base import RunSpec, Sink
 from turnout.controllers.coordinator import Coordinator
 from turnout.controllers.interrupts import signals_handled
-from turnout.controllers.output import LastLines
+from turnout.controllers.output import RankOutput
 from turnout.controllers.ray.actor import RankActor
 from turnout.controllers.ray.deaths import cause_of, told_of
 from turnout.controllers.work import Launch, working_directory
 from turnout.data import Site
 from turnout.environment import own_variables
 from turnout.errors import ControllerError, ResourceError, TurnoutError
-from turnout.session.events import Log, RankInfo, WorkerEvent
+from turnout.session.events import RankInfo
 
 __all__ = ["Group", "Room"]
 
@@ -33,6 +33,7 @@ _LINGER_S = 0.0005  # a report of two ranks takes a part of a millisecond
 _EXIT_S = 10.0  # for ranks to say that they are through once all have said their last word
 _GONE_S = 2.0  # for processes to be gone once they are killed; a child may hold a rank's connection
 _DEAF_S = 0.5  # for a process to end that Ray has told to
+_UNANSWERED_S = 20.0  # for Ray to say that processes that were killed have ended
 _HUNG_UP_S = 5.0  # for Ray to say how a rank has ended that has hung up
 _FIRST_LOOK_S = 2.0  # at why the workers have not come
 _LOOK_S = 4.0
@@ -73,7 +74,6 @@ class Group:
         self.was_timed_out = False
         self._spec = spec
         self._node = node
-        self._sink = sink
         self._room = room
         self._preload = preload
         self._work: Any = None  # Any: bytes, or Ray's reference to them
@@ -85,7 +85,7 @@ class Group:
         """The worker of each rank, once all have come."""
         self._running: set[int] = set()
         """The ranks whose processes run."""
-        self._last_lines = [LastLines() for _ in range(room.size)]
+        self._outputs = [RankOutput(rank, sink) for rank in range(room.size)]
         self._error: Exception | None = None
         """Why the group has not come up."""
         self._num_beyond = 0
@@ -98,13 +98,14 @@ class Group:
         self._is_over = False
         self._coordinator = Coordinator(
             room.size,
-            self._take,
+            sink,
             address=node.address,
             stall_timeout_s=spec.run_config.stall_timeout_s,
             fails_on_stall=spec.run_config.stall_action == "fail",
             linger_s=_LINGER_S,
             on_break=lambda reason: self._unwind(_UNWIND_S),
             on_disconnect=lambda rank: self._coordinator.call_in(_HUNG_UP_S, lambda: self._give_up(rank)),
+            on_output=lambda rank, data: self._outputs[rank].take(data),
         )
 
     @staticmethod
@@ -120,6 +121,8 @@ class Group:
 
     def __exit__(self, *_: object) -> None:
         self._coordinator.close()
+        for output in self._outputs:
+            output.finish()
 
     @property
     def has_ended_well(self) -> bool:
@@ -173,11 +176,6 @@ class Group:
             self._unwind(grace_s)
 
         self._coordinator.call_soon(end)
-
-    def _take(self, event: WorkerEvent) -> None:
-        if type(event) is Log:
-            self._last_lines[event.rank].add(event.data)
-        self._sink(event)
 
     def _when_done(self, ref: Any, then: Callable[[Any, BaseException | None], None]) -> None:  # Any: Ray's reference
         """Have ``then`` called in the loop with what a call has given, or failed with; Ray tells of it by itself."""
@@ -298,7 +296,8 @@ class Group:
                 text = f"rank {rank}, on node {node}, has not come to the driver at {self._node.address}"
                 self._fail_start(ControllerError(f"{text}: {cause_of(error)}"), error)
                 return
-            coordinator.died(rank, self._how(rank, error), self._last_lines[rank].shown())
+            self._outputs[rank].finish()
+            coordinator.died(rank, self._how(rank, error), self._outputs[rank].shown())
         if not self._running:
             self._end()
 
@@ -333,6 +332,7 @@ class Group:
         if not self._seats:
             self._is_over = True
         self._kill_actors()
+        self._coordinator.call_in(_UNANSWERED_S, self._give_up_all)
 
     def _kill_actors(self) -> None:
         import ray
@@ -352,6 +352,12 @@ class Group:
     def _give_up(self, rank: int) -> None:
         if rank in self._running:
             self._coordinator.died(rank, "has closed its connection to the driver, and Ray does not say how it ended")
+
+    def _give_up_all(self) -> None:
+        """Ray itself does not answer, so nothing more will be known."""
+        for rank in self._running:
+            self._coordinator.died(rank, "was killed by the driver, and Ray does not say that it ended")
+        self._is_over = True
 
 
 def _site_of(bundles: Bundles, nodes: Sequence[str]) -> Site:

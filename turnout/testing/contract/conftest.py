@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from turnout.testing.cluster import local_cluster
 from turnout.testing.ranks import warm_server
 from turnout.testing.surroundings import nothing_left_behind, own_environment
-from turnout.testing.tracks import TRACKS, Track, track_of
+from turnout.testing.tracks import RAY, TRACKS, Track, track_of
 
 __all__ = ["nothing_left_behind", "own_environment"]
 
@@ -30,10 +32,14 @@ _PRELOADED = (
 )
 
 
+def _tracks(config: pytest.Config) -> Sequence[Track]:
+    name = config.getoption("turnout_controller")
+    return TRACKS if name is None else (track_of(name),)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give a test the tracks that it runs over."""
-    name = metafunc.config.getoption("turnout_controller")
-    tracks = TRACKS if name is None else (track_of(name),)
+    tracks = _tracks(metafunc.config)
     for fixture, has_it in _CHOSEN.items():
         if fixture in metafunc.fixturenames:
             chosen = [track for track in tracks if has_it(track)]
@@ -59,3 +65,9 @@ def _own_home(own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path_f
 @pytest.fixture(scope="session", autouse=True)
 def _warm_server(pytestconfig: pytest.Config) -> None:
     warm_server(pytestconfig).start(_PRELOADED)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cluster(pytestconfig: pytest.Config) -> Iterator[None]:
+    with local_cluster() if RAY in _tracks(pytestconfig) else contextlib.nullcontext():
+        yield
