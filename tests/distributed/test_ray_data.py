@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -24,40 +25,29 @@ pytestmark = [
 ]
 
 
-def coordinators() -> list[str]:
-    """Ray Data's actors that cut a stream, as far as they live."""
-    from ray._private.state import actors
-
-    return [
-        actor_id
-        for actor_id, actor in actors().items()
-        if "SplitCoordinator" in actor["ActorClassName"] and actor["State"] != "DEAD"
-    ]
+def processes_of(name: str) -> list[int]:
+    """The processes of this machine's cluster that run an actor or a task of this name."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any(part.startswith("ray::") and name in part for part in process.cmdline()[:1]):
+                found.append(process.pid)
+    return found
 
 
 @pytest.fixture
 def _no_coordinator_stays() -> Iterator[None]:
     yield
-    wait_until(lambda: not coordinators(), "the coordinators to be gone", 5)
-
-
-@pytest.fixture(scope="session")
-def _ray_data(_cluster: None) -> Any:
-    """`ray.data`, with what it starts once for a cluster and never ends."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import ray.data
-
-        ray.data.DataContext.get_current().enable_progress_bars = False
-        for _ in ray.data.range(1).iter_rows():
-            pass
-    return ray.data
+    wait_until(lambda: not processes_of("SplitCoordinator"), "the coordinators to be gone", 5)
 
 
 @pytest.fixture
-def data(_ray_data: Any, cluster: None) -> Any:
+def data(cluster: None) -> Any:
     """`ray.data`."""
-    return _ray_data
+    import ray.data
+
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    return ray.data
 
 
 def fit(train_fn: Callable[..., Any], storage: Path, *, num_workers: int = 2, **arguments: Any) -> turnout.Result:
@@ -165,15 +155,15 @@ def test_a_retry_in_the_middle_of_an_epoch_begins_with_fresh_shares(data: Any, t
 
 
 def test_a_run_that_fails_leaves_no_coordinator_and_no_task(data: Any, tmp_path: Path) -> None:
-    import psutil
-
     def slow(batch: Any) -> Any:
-        (tmp_path / f"task_{os.getpid()}").touch()
-        threading.Event().wait(40 if batch["id"][0] else 0)
+        (tmp_path / "task").touch()
+        threading.Event().wait(50)
         return batch
 
     def train() -> None:
-        next(iter(turnout.get_dataset_shard().iter_batches(batch_size=1)))
+        batches = iter(turnout.get_dataset_shard().iter_batches())
+        threading.Thread(target=lambda: next(batches), daemon=True).start()
+        wait_until((tmp_path / "task").exists, "a task to run")
         raise LookupError("the cause")
 
     with pytest.raises(LookupError, match="the cause"):
@@ -181,17 +171,9 @@ def test_a_run_that_fails_leaves_no_coordinator_and_no_task(data: Any, tmp_path:
             train,
             tmp_path / "runs",
             num_workers=1,
-            datasets={"train": data.range(8, override_num_blocks=8).map_batches(slow)},
+            datasets={"train": data.range(8).map_batches(slow)},
         )
-    pids = [int(each.name.partition("_")[2]) for each in tmp_path.glob("task_*")]
-
-    def are_idle() -> bool:
-        return not any(
-            "MapBatches" in " ".join(psutil.Process(pid).cmdline()) for pid in pids if psutil.pid_exists(pid)
-        )
-
-    assert pids
-    wait_until(are_idle, "the tasks to be called off", 10)
+    wait_until(lambda: not processes_of("MapBatches"), "the tasks to be called off", 10)
 
 
 def test_an_epoch_that_is_left_early_is_followed_by_a_whole_one(data: Any, tmp_path: Path) -> None:
@@ -271,6 +253,7 @@ def test_workers_that_leave_no_cpu_for_reading_are_refused_with_what_to_lower(
         fit((tmp_path / "entered").touch, tmp_path / "runs", scaling_config=scaling, datasets={"train": data.range(8)})
     assert "leave 0 on any node. Lower ScalingConfig.num_workers or resources_per_worker['CPU']" in str(caught.value)
     assert not (tmp_path / "entered").exists()
+    wait_until(lambda: not processes_of("RankActor"), "the workers to be gone", 5)
 
 
 def test_what_was_read_before_needs_no_cpu_beside_the_workers(data: Any, tmp_path: Path) -> None:
@@ -291,6 +274,7 @@ def test_actors_of_a_data_set_that_do_not_fit_beside_the_workers_are_refused(dat
     dataset = data.range(8).map_batches(Double, compute=ray.data.ActorPoolStrategy(size=3))
     with pytest.raises(ResourceError, match=r"its steps take 3 CPU at least.* leave 2 in the cluster"):
         fit(rank, tmp_path, datasets={"train": dataset})
+    wait_until(lambda: not processes_of("RankActor"), "the workers to be gone", 5)
 
 
 def test_execution_options_are_kept_and_the_user_s_data_set_is_not_changed(data: Any, tmp_path: Path) -> None:
@@ -334,6 +318,7 @@ def test_a_data_set_whose_function_cannot_be_sent_is_named(data: Any, tmp_path: 
 
     with pytest.raises(UsageError, match=r"datasets\['train'\] cannot be sent to where it is read: .*lock"):
         fit(rank, tmp_path, datasets={"train": data.range(4).map_batches(locked)})
+    wait_until(lambda: not processes_of("RankActor"), "the workers to be gone", 5)
 
 
 def test_arrow_data_needs_no_ray_data_on_the_ranks(tmp_path: Path) -> None:

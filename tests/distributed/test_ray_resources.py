@@ -98,19 +98,3 @@ def test_resources_are_fractions_and_the_user_s_own_too(tmp_path: Path) -> None:
 def test_an_elastic_run_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"num_workers=\(1, 2\) \(elastic\)"):
         fit(rank, tmp_path, scaling_config=on_ray((1, 2)))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray Data's own
-def test_a_ray_data_set_is_refused_with_what_to_give_instead(tmp_path: Path) -> None:
-    import ray.data
-
-    import turnout
-
-    dataset = ray.data.range(4)
-    with pytest.raises(UnsupportedError, match="give Arrow data"):
-        turnout.DataParallelTrainer(
-            rank,
-            scaling_config=on_ray(),
-            run_config=turnout.RunConfig(storage_path=str(tmp_path)),
-            datasets={"train": dataset},
-        ).fit()

@@ -42,7 +42,8 @@ def check_datasets(
     _refuse_options_of_ray(datasets, config)
     for name, dataset in datasets.items():
         if ray_error is not None and _is_from("ray", dataset):
-            raise ray_error(_refusal_of_ray(name))
+            local = "Ray Data is not supported in local mode with multiple workers: " * (ray_error is UsageError)
+            raise ray_error(local + _refusal_of_ray(name))
         if not callable(dataset):
             _refuse_uncut(name, dataset, config, world_size)
 

@@ -27,6 +27,7 @@ _LASTING_PROCESSES = (
 # work is named for it, "ray::" and the class of the actor or the task.
 _FILES_OF_RAY = "/ray/session_"
 _PROCESSES_OF_RAY = ("ray::IDLE", "ray/_private/workers/default_worker.py", "ray/core/src/ray/", "ray/_private/log_")
+_ACTORS_OF_RAY_DATA = ("ray::_AutoscalingCoordinatorActor", "ray::_StatsActor")  # one of each serves a whole cluster
 # Set by pytest while it runs, by torch on the first optimizer step, by ray when it is imported.
 _LASTING_VARIABLES = ("PYTEST_CURRENT_TEST", "COLUMNS", "LINES", "TORCHINDUCTOR_CACHE_DIR", "RAY_CLIENT_MODE")
 
@@ -106,7 +107,7 @@ def _children(process: Any) -> Iterator[str]:  # Any: psutil has no types
                 continue  # it has ended, and another process is about to notice
             if not (
                 (is_own and any(name in command for name in _LASTING_PROCESSES))
-                or any(name in command for name in _PROCESSES_OF_RAY)
+                or any(name in command for name in (*_PROCESSES_OF_RAY, *_ACTORS_OF_RAY_DATA))
             ):
                 yield f"{child.pid} {command or child.name()}"
 
