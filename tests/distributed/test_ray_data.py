@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +16,8 @@ import pyarrow as pa
 import pytest
 
 import turnout
-from tests.distributed.ranks import wait_until
+from tests.distributed.on_ray import is_free
+from tests.distributed.ranks import program, wait_until
 from tests.distributed.within import rank
 from turnout import DataConfig, DataParallelTrainer, FailureConfig, ResourceError, RunConfig, ScalingConfig, UsageError
 
@@ -35,10 +37,16 @@ def processes_of(name: str) -> list[int]:
     return found
 
 
+def assert_gone(name: str) -> None:
+    """No such process is there any more, or soon none is, and Ray knows it: it counts a task's end late."""
+    wait_until(lambda: not processes_of(name), f"{name} to be gone", 5)
+    wait_until(is_free, "what the run had to be free", 20)
+
+
 @pytest.fixture
 def _no_coordinator_stays() -> Iterator[None]:
     yield
-    wait_until(lambda: not processes_of("SplitCoordinator"), "the coordinators to be gone", 5)
+    assert_gone("SplitCoordinator")
 
 
 @pytest.fixture
@@ -173,7 +181,48 @@ def test_a_run_that_fails_leaves_no_coordinator_and_no_task(data: Any, tmp_path:
             num_workers=1,
             datasets={"train": data.range(8).map_batches(slow)},
         )
-    wait_until(lambda: not processes_of("MapBatches"), "the tasks to be called off", 10)
+    assert_gone("MapBatches")
+
+
+DRIVER = """
+    import logging, sys, time
+    import ray
+    ray.init(address=sys.argv[1], logging_level=logging.ERROR, log_to_driver=False)
+    import ray.data, turnout
+
+    def slow(batch):
+        time.sleep(0.1)
+        return batch
+
+    def train():
+        for number, _ in enumerate(turnout.get_dataset_shard().iter_batches(batch_size=1)):
+            if number == 1:
+                print("begun", flush=True)
+
+    turnout.DataParallelTrainer(
+        train,
+        scaling_config=turnout.ScalingConfig(2, controller="ray"),
+        run_config=turnout.RunConfig(storage_path="."),
+        datasets={"train": ray.data.range(2000, override_num_blocks=1000).map_batches(slow)},
+    ).fit()
+"""
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGINT, signal.SIGINT], [signal.SIGKILL]], ids=["interrupted", "killed"])
+def test_a_driver_that_ends_in_the_middle_of_an_epoch_leaves_nothing(
+    signals: list[signal.Signals], tmp_path: Path
+) -> None:
+    import ray
+
+    with program(tmp_path, DRIVER, ray.get_runtime_context().gcs_address) as running:
+        running.wait_for("[rank 0] begun", 45)
+        for each in signals[:-1]:
+            running.process.send_signal(each)
+            running.wait_for("interrupt again to kill it now")
+        running.process.send_signal(signals[-1])
+        running.wait(10)
+        for name in ("RankActor", "SplitCoordinator", "MapBatches"):
+            assert_gone(name)
 
 
 def test_an_epoch_that_is_left_early_is_followed_by_a_whole_one(data: Any, tmp_path: Path) -> None:
@@ -253,7 +302,7 @@ def test_workers_that_leave_no_cpu_for_reading_are_refused_with_what_to_lower(
         fit((tmp_path / "entered").touch, tmp_path / "runs", scaling_config=scaling, datasets={"train": data.range(8)})
     assert "leave 0 on any node. Lower ScalingConfig.num_workers or resources_per_worker['CPU']" in str(caught.value)
     assert not (tmp_path / "entered").exists()
-    wait_until(lambda: not processes_of("RankActor"), "the workers to be gone", 5)
+    assert_gone("RankActor")
 
 
 def test_what_was_read_before_needs_no_cpu_beside_the_workers(data: Any, tmp_path: Path) -> None:
@@ -274,7 +323,7 @@ def test_actors_of_a_data_set_that_do_not_fit_beside_the_workers_are_refused(dat
     dataset = data.range(8).map_batches(Double, compute=ray.data.ActorPoolStrategy(size=3))
     with pytest.raises(ResourceError, match=r"its steps take 3 CPU at least.* leave 2 in the cluster"):
         fit(rank, tmp_path, datasets={"train": dataset})
-    wait_until(lambda: not processes_of("RankActor"), "the workers to be gone", 5)
+    assert_gone("RankActor")
 
 
 def test_execution_options_are_kept_and_the_user_s_data_set_is_not_changed(data: Any, tmp_path: Path) -> None:
@@ -318,7 +367,7 @@ def test_a_data_set_whose_function_cannot_be_sent_is_named(data: Any, tmp_path: 
 
     with pytest.raises(UsageError, match=r"datasets\['train'\] cannot be sent to where it is read: .*lock"):
         fit(rank, tmp_path, datasets={"train": data.range(4).map_batches(locked)})
-    wait_until(lambda: not processes_of("RankActor"), "the workers to be gone", 5)
+    assert_gone("RankActor")
 
 
 def test_arrow_data_needs_no_ray_data_on_the_ranks(tmp_path: Path) -> None:

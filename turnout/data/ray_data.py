@@ -27,7 +27,7 @@ __all__ = ["RayDealer", "RayShard", "is_ray_dataset"]
 
 logger = logging.getLogger(__name__)
 
-_SHUTDOWN_S = 5.0  # for what a coordinator still runs to be called off
+_SHUTDOWN_S = 2.0  # for what a coordinator still runs to be called off
 _KINDS = {"CPU": "cpu", "GPU": "gpu", "memory": "memory"}  # Ray's name of a resource, and Ray Data's
 
 
