@@ -227,8 +227,8 @@ class DataConfig(_Config):
 
     Args:
         datasets_to_split: ``"all"``, or the names of those that are cut; the others are whole on each rank.
-        execution_options: Ray Data's `ExecutionOptions` for Ray data sets, or a dict of them by the data set's name; one
-            that it leaves out runs with its own. Refused where none of the data is Ray's.
+        execution_options: Ray Data's `ExecutionOptions` for Ray data sets, or a dict of them by data set; one that it
+            leaves out runs with its own. Refused where none of the data is Ray's.
         enable_shard_locality: read a Ray data set's blocks where they lie.
         equal: give each rank the same number of rows and leave the remainder out; False gives every row exactly once.
     """
