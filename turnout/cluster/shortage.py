@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from turnout.cluster.placement import Bundles
 
-__all__ = ["Shortage", "shortage_of"]
+__all__ = ["Shortage", "shortage_of", "spare_beside"]
 
 _NO_LIMIT = 1 << 30  # workers that a node holds which take nothing
 _MEMORY = ("memory", "object_store_memory")
@@ -52,6 +52,27 @@ def shortage_of(bundles: Bundles) -> Shortage:
     else:
         lack = "nothing is short in sum: they are about to start, or what is free lies where it holds no whole worker"
     return Shortage(not fits and not _can_grow(), f"asked: {bundles}, so {amounts}; {lack}")
+
+
+def spare_beside(bundles: Bundles, nodes: Sequence[str]) -> list[dict[str, float]] | None:
+    """What placed workers leave of each node, whoever has it just now; None if the cluster may grow.
+
+    Args:
+        bundles: what the workers take.
+        nodes: where each of them is.
+    """
+    import ray
+
+    if _can_grow():
+        return None
+    return [
+        {
+            name: amount - bundles.each.get(name, 0.0) * nodes.count(node["NodeID"])
+            for name, amount in node["Resources"].items()
+        }
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
 
 
 def _fits(bundles: Bundles, nodes: list[dict[str, Any]]) -> bool:

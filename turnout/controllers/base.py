@@ -7,25 +7,41 @@ once above this seam, in `turnout.runtime`. So a new controller is one class, an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from turnout.checkpoint import Checkpoint
 from turnout.config import BackendConfig, DataConfig, RunConfig, ScalingConfig, ValidationConfig
+from turnout.data import Site
 from turnout.errors import UnsupportedError
 from turnout.session.channel import Channel
 from turnout.session.collective import Collective, SoloCollective
 from turnout.session.events import WorkerEvent
 
-__all__ = ["Controller", "Ending", "Outcome", "RunSpec", "Sink", "Traits", "Worker"]
+__all__ = ["Controller", "DealingWorker", "Ending", "Outcome", "RunSpec", "Sink", "Traits", "Worker"]
 
 Worker: TypeAlias = Callable[[Channel], None]
 """What a controller runs once on each rank, with that rank's channel. It pickles where the run's parts do."""
 
 Sink: TypeAlias = Callable[[WorkerEvent], None]
 """Where a controller pushes the events of its workers, one at a time, each rank's in order."""
+
+
+@runtime_checkable
+class DealingWorker(Protocol):
+    """A worker for which the driver prepares something once it is known where the ranks are.
+
+    A controller that sets both `Traits.ray_data` and `Traits.forms_group` asks for that, and calls the worker on each
+    rank with that rank's share beside its channel. Every other one calls it as any worker.
+    """
+
+    def deal(self, site: Site) -> Sequence[Any]:
+        """The share of each rank, which travels as Ray's own objects do."""
+
+    def __call__(self, channel: Channel, share: Any = None) -> None:
+        """Be a rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from turnout.controllers.base import RunSpec, Worker
 from turnout.controllers.travel import dumps_work
 from turnout.controllers.wire import Address
-from turnout.session.channel import Channel
 from turnout.session.events import RankInfo
 
 __all__ = ["Launch", "Work", "packed_validation", "packed_work", "working_directory"]
@@ -22,11 +21,11 @@ class Work(NamedTuple):
     """What a rank runs.
 
     Args:
-        run: is called with the channel.
+        run: is called with the channel, and with the rank's share of the launch, if there are shares.
         function: the train function's own, if it is one.
     """
 
-    run: Callable[[Channel], None]
+    run: Callable[..., None]
     function: Any  # mypy takes a function in a class for a method
 
 
@@ -42,6 +41,7 @@ class Launch:
         directory: to work in.
         arguments: for ``sys.argv``.
         path: for ``sys.path``.
+        shares: what each rank's work is called with beside the channel; none if it is called with that alone.
     """
 
     ranks: list[RankInfo]
@@ -51,6 +51,7 @@ class Launch:
     directory: str
     arguments: list[str]
     path: list[str]
+    shares: Sequence[Any] = ()  # Any: means something to the work alone
 
 
 def packed_work(worker: Worker, spec: RunSpec) -> bytes:

@@ -8,9 +8,10 @@ from typing import Any
 from turnout.config import DataConfig
 from turnout.data.arrow import ArrowShard
 from turnout.data.arrow_source import is_arrow
+from turnout.data.ray_data import RayShard, is_ray_dataset
 from turnout.errors import DataError, UnsupportedError, UsageError
 
-__all__ = ["check_datasets", "shards_for"]
+__all__ = ["check_datasets", "made_on_driver", "shards_for"]
 
 
 def check_datasets(
@@ -46,12 +47,36 @@ def check_datasets(
             _refuse_uncut(name, dataset, config, world_size)
 
 
+def made_on_driver(
+    datasets: Mapping[str, Any],  # Any: data of the user's
+    config: DataConfig,
+    *,
+    world_size: int,
+) -> dict[str, Any]:
+    """The data sets that the driver deals to Ray's ranks: Ray's own, and what a callable makes that is to be cut.
+
+    Whether that is one of Ray's is known when it is called, and it is called once.
+
+    Raises:
+        DataError: a callable raised, or made what cannot be cut.
+    """
+    made = {}
+    for name, given in datasets.items():
+        if is_ray_dataset(given):
+            made[name] = given
+        elif callable(given) and world_size > 1 and _is_cut(name, config):
+            made[name] = _made(name, given)
+            _refuse_uncut(name, made[name], config, world_size)
+    return made
+
+
 def shards_for(
     datasets: Mapping[str, Any],  # Any: data of the user's
     config: DataConfig | None = None,
     *,
     rank: int = 0,
     world_size: int = 1,
+    is_on_ray: bool = False,
 ) -> dict[str, Any]:
     """What one rank gets of every data set: of Arrow data an `ArrowShard`, of all else the thing itself.
 
@@ -63,18 +88,26 @@ def shards_for(
         config: how they are dealt.
         rank: whose shards they are.
         world_size: to how many ranks.
+        is_on_ray: whether the ranks are Ray's, which get a `RayShard` of a Ray data set that is whole on each.
 
     Raises:
         DataError: a callable raised, or made what cannot be cut into so many shards, or there is nothing to read; the
             text names the data set.
-        UsageError: it made a Ray data set, for several ranks; or there are options for Ray Data alone.
+        UsageError: it made a Ray data set, for several ranks that are not Ray's; or there are options for Ray Data
+            alone.
     """
     config = config or DataConfig()
-    _refuse_options_of_ray(datasets, config)
+    if not is_on_ray:
+        _refuse_options_of_ray(datasets, config)
     shards = {}
     for name, given in datasets.items():
-        dataset = _made(name, given, world_size) if callable(given) else given
-        _refuse_uncut(name, dataset, config, world_size)
+        dataset = _made(name, given) if callable(given) else given
+        if is_ray_dataset(dataset) and is_on_ray:
+            dataset = RayShard(name, dataset)
+        elif world_size > 1 and not is_on_ray and _is_from("ray", dataset):
+            raise UsageError(_refusal_of_ray(name))
+        if not isinstance(dataset, RayShard):
+            _refuse_uncut(name, dataset, config, world_size)
         if is_arrow(dataset):
             place = (rank, world_size) if _is_cut(name, config) else (0, 1)
             dataset = ArrowShard(name, dataset, rank=place[0], world_size=place[1], equal=config.equal)
@@ -82,15 +115,12 @@ def shards_for(
     return shards
 
 
-def _made(name: str, make: Callable[[], Any], world_size: int) -> Any:  # Any: data of the user's
+def _made(name: str, make: Callable[[], Any]) -> Any:  # Any: data of the user's
     try:
-        dataset = make()
+        return make()
     except Exception as error:
         text = f"datasets[{name!r}]: the function that makes it raised {type(error).__name__}: {error}"
         raise DataError(text) from error
-    if world_size > 1 and _is_from("ray", dataset):
-        raise UsageError(_refusal_of_ray(name))
-    return dataset
 
 
 def _refusal_of_ray(name: str) -> str:
@@ -114,7 +144,7 @@ def _refuse_options_of_ray(datasets: Mapping[str, Any], config: DataConfig) -> N
 
 
 def _refuse_uncut(name: str, dataset: Any, config: DataConfig, world_size: int) -> None:
-    if world_size == 1 or not _is_cut(name, config) or _is_from("ray", dataset) or is_arrow(dataset):
+    if world_size == 1 or not _is_cut(name, config) or is_ray_dataset(dataset) or is_arrow(dataset):
         return
     kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}".removeprefix("builtins.")
     raise DataError(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
-__all__ = ["Tensors"]
+__all__ = ["Tensors", "device_of"]
 
 _logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Tensors:
     ) -> None:
         import torch
 
-        self._device = _device_of(device)
+        self._device = device_of(device)
         self._is_moved = self._device.type != "cpu"
         self._name = name
         self._pin_memory = pin_memory and torch.cuda.is_available()
@@ -134,7 +134,12 @@ def _why_no_tensor(column: pa.ChunkedArray) -> str:
     return "torch has no such numbers"
 
 
-def _device_of(device: Any) -> torch.device:  # Any: it checks
+def device_of(device: Any) -> torch.device:  # Any: it checks
+    """Where `iter_torch_batches` has tensors go, which was asked for this device.
+
+    Raises:
+        UsageError: there is no such device.
+    """
     import torch
 
     if isinstance(device, str) and device == "auto":

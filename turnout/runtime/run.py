@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from typing import Any
@@ -77,7 +78,8 @@ class Run:
             plan = self._keeper.begin_attempt(cause)
             worker = TrainWorker.of(self._spec, self._controller.traits, plan.checkpoints)
             attempt = Attempt(plan.number, self._take_report, self._take_commit, self._take_log)
-            outcome = self._controller.run_attempt(worker, attempt.take)
+            with contextlib.closing(worker):
+                outcome = self._controller.run_attempt(worker, attempt.take)
             if outcome.ending is Ending.ENDED and not attempt.failures:
                 return attempt
             self._awaiting_commit.clear()

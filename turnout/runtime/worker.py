@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from turnout.backends.base import Backend, backend_for
 from turnout.config import BackendConfig, DataConfig
 from turnout.controllers.base import RunSpec, Traits
-from turnout.data import shards_for
+from turnout.data import RayDealer, Site, made_on_driver, shards_for
 from turnout.errors import WorkerGroupError
 from turnout.runtime.traceback import place_of, users_traceback
 from turnout.session import Channel, LocalTrainFnUtils, WorkerTrainFnUtils, activated
@@ -36,11 +36,13 @@ class TrainWorker:
         run_name: the run's name.
         train_fn: the train function, with its configuration bound.
         backend_config: the framework's process group, if any.
-        datasets: what `get_dataset_shard` gives, by name.
+        datasets: what `get_dataset_shard` gives, by name, but for what the driver deals.
         dataset_config: how they are dealt.
         forms_group: whether the ranks form a group, so that they meet and the framework's backend is started.
         is_placed: whether the ranks are processes that the controller placed, and not those of the driver program.
         checkpoints: makes the part of the session that keeps checkpoints.
+        dealer: has the other data sets cut, on the driver; None if there are none.
+        is_on_ray: whether the ranks are Ray's, and can use Ray Data.
     """
 
     run_name: str
@@ -51,23 +53,49 @@ class TrainWorker:
     forms_group: bool
     is_placed: bool
     checkpoints: Callable[[Collective, Outbox], Checkpoints]
+    dealer: RayDealer | None = None
+    is_on_ray: bool = False
 
     @classmethod
     def of(cls, spec: RunSpec, traits: Traits, checkpoints: Callable[[Collective, Outbox], Checkpoints]) -> Self:
-        """The worker of a run under a controller with these traits."""
+        """The worker of one attempt of a run under a controller with these traits.
+
+        Raises:
+            DataError: a callable that makes a data set for the driver to deal raised, or made what cannot be cut.
+            UsageError: the options of Ray Data are none.
+        """
+        is_on_ray = traits.ray_data and traits.forms_group
+        dealt = {}
+        if is_on_ray:
+            dealt = made_on_driver(spec.datasets, spec.dataset_config, world_size=spec.scaling_config.max_workers)
         return cls(
             run_name=spec.name,
             train_fn=spec.train_fn,
             backend_config=spec.backend_config,
-            datasets=spec.datasets,
+            datasets={name: each for name, each in spec.datasets.items() if name not in dealt},
             dataset_config=spec.dataset_config,
             forms_group=traits.forms_group,
             is_placed=traits.forms_group and not traits.runs_driver_per_rank,
             checkpoints=checkpoints,
+            dealer=RayDealer(dealt, spec.dataset_config) if dealt else None,
+            is_on_ray=is_on_ray,
         )
 
-    def __call__(self, channel: Channel) -> None:
+    def deal(self, site: Site) -> Sequence[Mapping[str, Any]]:  # Any: data of the user's
+        """The data sets that each rank is called with, by name; on the driver."""
+        return [{} for _ in site.nodes] if self.dealer is None else self.dealer.deal(site)
+
+    def close(self) -> None:
+        """The attempt is over; on the driver."""
+        if self.dealer is not None:
+            self.dealer.close()
+
+    def __call__(self, channel: Channel, share: Mapping[str, Any] | None = None) -> None:  # Any: as above
         """Run the train function in a session of its own, and say how it ended.
+
+        Args:
+            channel: the rank's.
+            share: what `deal` has made for it.
 
         Raises:
             KeyboardInterrupt, SystemExit: the train function did.
@@ -77,7 +105,7 @@ class TrainWorker:
         backend = backend_for(self.backend_config) if self.forms_group else None
         failure: Exception | None = None
         try:
-            value = self._train(channel, backend)
+            value = self._train(channel, backend, {**self.datasets, **(share or {})})
         except Exception as error:
             failure = error.with_traceback(users_traceback(error))
             # Said before the framework's group is torn down: what that does to the other ranks is a consequence.
@@ -91,7 +119,7 @@ class TrainWorker:
         finally:
             _stop(backend, failure)
 
-    def _train(self, channel: Channel, backend: Backend | None) -> object:
+    def _train(self, channel: Channel, backend: Backend | None, datasets: Mapping[str, Any]) -> object:
         composition = WorkerTrainFnUtils if self.is_placed else LocalTrainFnUtils
         outbox = Outbox(channel)
         collective = ChannelCollective(channel) if self.forms_group else SoloCollective()
@@ -101,7 +129,11 @@ class TrainWorker:
             collective=collective,
             checkpoints=self.checkpoints(collective, outbox),
             shards=shards_for(
-                self.datasets, self.dataset_config, rank=collective.rank, world_size=collective.world_size
+                datasets,
+                self.dataset_config,
+                rank=collective.rank,
+                world_size=collective.world_size,
+                is_on_ray=self.is_on_ray,
             ),
         )
         with activated(utils):

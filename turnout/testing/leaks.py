@@ -109,6 +109,8 @@ def _children(process: Any) -> Iterator[str]:  # Any: psutil has no types
         with contextlib.suppress(psutil.NoSuchProcess):
             command = " ".join(child.cmdline())
             is_own = child.ppid() == process.pid  # what a server has forked has its command too, and is to end
+            if not is_own and child.status() == psutil.STATUS_ZOMBIE:
+                continue  # it has ended, and another process is about to notice
             if not (
                 (is_own and any(name in command for name in _LASTING_PROCESSES))
                 or any(name in command for name in _PROCESSES_OF_RAY)

@@ -82,7 +82,7 @@ class RankActor:
             if work is not None:
                 fill_main(work.function)
                 self._thread = threading.get_ident()
-                work.run(channel)
+                work.run(channel, *launch.shares[rank : rank + 1])
         except (SystemExit, KeyboardInterrupt):  # it has told of them
             pass
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from turnout.cluster import Bundles, Placement, actor_options, connected_node, sent_runtime_env
-from turnout.controllers.base import Controller, Ending, Outcome, RunSpec, Sink, Traits, Worker
+from turnout.controllers.base import Controller, DealingWorker, Ending, Outcome, RunSpec, Sink, Traits, Worker
 from turnout.controllers.ray.group import Group, Room
 from turnout.controllers.work import packed_validation, packed_work
 from turnout.data import check_datasets
@@ -50,7 +50,9 @@ class RayController(Controller):
 
         Raises:
             UsageError: what they are to run cannot be pickled; the text names the variable at fault.
-            ResourceError: the cluster cannot hold them, or has not in the time that the run gave it.
+            ResourceError: the cluster cannot hold them, or has not in the time that the run gave it, or leaves no room
+                for reading their data.
+            DataError: a data set cannot be cut.
             KeyboardInterrupt: the run was interrupted; no rank is left.
         """
         work = packed_work(worker, self.spec)
@@ -70,7 +72,7 @@ class RayController(Controller):
         try:
             with Group(self.spec, self._node, sink, room, _preload(self.spec)) as group:
                 self._group = group
-                group.start(work)
+                group.start(work, worker.deal if isinstance(worker, DealingWorker) else None)
                 group.serve()
             has_ended_well = group.has_ended_well
         except ControllerError as error:
@@ -133,12 +135,6 @@ def _refuse_unsupported(spec: RunSpec) -> None:
             f"num_workers={scaling.num_workers!r} (elastic): the controller 'ray' places a fixed number of workers; "
             f"use num_workers={scaling.max_workers}"
         )
-    for name, dataset in spec.datasets.items():
-        if type(dataset).__module__.partition(".")[0] == "ray":
-            raise UnsupportedError(
-                f"datasets[{name!r}] is a Ray data set, which the controller 'ray' does not deal to workers yet; give "
-                "Arrow data or the path of Parquet, or a function that reads it on each rank"
-            )
     check_datasets(spec.datasets, spec.dataset_config, world_size=scaling.max_workers)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from turnout.cluster import Bundles, DriverNode, Whereabouts, kill_actor_process, seated, shortage_of
+from turnout.cluster import Bundles, DriverNode, Whereabouts, kill_actor_process, seated, shortage_of, spare_beside
 from turnout.controllers.base import RunSpec, Sink
 from turnout.controllers.coordinator import Coordinator
 from turnout.controllers.interrupts import signals_handled
@@ -19,8 +19,9 @@ from turnout.controllers.output import RankOutput
 from turnout.controllers.ray.actor import RankActor
 from turnout.controllers.ray.deaths import cause_of, told_of
 from turnout.controllers.work import Launch, working_directory
+from turnout.data import Site
 from turnout.environment import own_variables
-from turnout.errors import ControllerError, ResourceError
+from turnout.errors import ControllerError, ResourceError, TurnoutError
 from turnout.session.events import RankInfo
 
 __all__ = ["Group", "Room"]
@@ -76,6 +77,7 @@ class Group:
         self._room = room
         self._preload = preload
         self._work: Any = None  # Any: bytes, or Ray's reference to them
+        self._deal: Callable[[Site], Sequence[Any]] | None = None
         self._actors: list[Any] = []  # Any: Ray's handles have no types of ours
         self._places: dict[int, Whereabouts] = {}
         """Of the workers that have come, by number."""
@@ -127,14 +129,15 @@ class Group:
         """Whether every rank has run to a good end."""
         return self._is_ending and self._coordinator.broken is None and not self.was_interrupted
 
-    def start(self, work: bytes) -> None:
-        """Ask for every worker, to do ``work``."""
+    def start(self, work: bytes, deal: Callable[[Site], Sequence[Any]] | None = None) -> None:  # Any: travels only
+        """Ask for every worker, to do ``work``, each with what ``deal`` gives for it once all have come."""
         actor_class = self.actor_class()
         for worker in range(self._room.size):
             actor = actor_class.options(**self._room.options(worker), max_concurrency=2).remote(self._preload)
             self._actors.append(actor)
             self._when_done(actor.whereabouts.remote(), functools.partial(self._arrived, worker))
         self._work = work
+        self._deal = deal
         self._coordinator.call_in(_FIRST_LOOK_S, self._look)
         limit_s = self._spec.run_config.start_timeout_s
         if limit_s is not None:
@@ -203,6 +206,12 @@ class Group:
         places = [self._places[worker] for worker in range(self._room.size)]
         seats = seated(places, self._node.node_id)
         self._seats = [seat.worker for seat in seats]
+        nodes = [places[seat.worker].node_id for seat in seats]
+        try:
+            shares = [] if self._deal is None else self._deal(_site_of(self._room.bundles, nodes))
+        except TurnoutError as error:
+            self._fail_start(error)
+            return
         ranks = [
             RankInfo(rank, len(seats), seat.local_rank, seat.local_world_size, seat.node_rank)
             for rank, seat in enumerate(seats)
@@ -215,6 +224,7 @@ class Group:
             directory=working_directory(),
             arguments=list(sys.argv),
             path=[os.path.abspath(each) for each in sys.path],
+            shares=shares,
         )
         shared = ray.put(launch)
         self._running = set(range(len(seats)))
@@ -348,3 +358,7 @@ class Group:
         for rank in self._running:
             self._coordinator.died(rank, "was killed by the driver, and Ray does not say that it ended")
         self._is_over = True
+
+
+def _site_of(bundles: Bundles, nodes: Sequence[str]) -> Site:
+    return Site(nodes=nodes, held=bundles.resources, spare=spare_beside(bundles, nodes))
