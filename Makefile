@@ -8,13 +8,14 @@ READY  := $(VENV)/.ready
 
 demo: $(READY)
 	$(BIN)/python examples/digits.py
+	$(BIN)/python examples/all_tracks.py
 
 test: $(READY)
-	$(BIN)/python -m pytest --ignore tests/crash
+	$(BIN)/python -m pytest --ignore tests/crash --ignore tests/chaos
 
-# The crash suite alone; `make test` leaves it out.
+# What kills runs: the crash suite, and the chaos suite on a Ray cluster. `make test` leaves them out.
 chaos: $(READY)
-	$(BIN)/python -m pytest tests/crash
+	$(BIN)/python -m pytest tests/crash tests/chaos
 
 check: $(READY)
 	$(BIN)/ruff format --check .

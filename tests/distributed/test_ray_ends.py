@@ -245,7 +245,7 @@ def test_fit_inside_of_a_placement_group_that_captures_its_tasks_takes_one_of_it
 
 def aborting(then: Callable[[Any], None]) -> Any:
     """A run whose controller is handed to ``then`` once the train function runs."""
-    from turnout.controllers.ray import RayController
+    from turnout.controllers.ray.controller import RayController
 
     class Aborted(RayController):
         def run_attempt(self, worker: Any, sink: Any) -> Any:

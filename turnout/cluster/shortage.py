@@ -10,6 +10,7 @@ from turnout.cluster.placement import Bundles
 
 __all__ = ["Shortage", "shortage_of", "spare_beside"]
 
+_NO_LIMIT = 1 << 30  # workers that a node holds which take nothing
 _MEMORY = ("memory", "object_store_memory")
 
 
@@ -49,7 +50,7 @@ def shortage_of(bundles: Bundles) -> Shortage:
     elif not fits:
         lack = f"no choice among its {len(nodes)} node(s) holds them as {bundles.strategy} and the labels ask"
     else:
-        lack = "what is free lies on nodes that do not hold a whole worker, or not as the strategy asks"
+        lack = "nothing is short in sum: they are about to start, or what is free lies where it holds no whole worker"
     return Shortage(not fits and not _can_grow(), f"asked: {bundles}, so {amounts}; {lack}")
 
 
@@ -94,7 +95,7 @@ def _fits(bundles: Bundles, nodes: list[dict[str, Any]]) -> bool:
 
 def _room(each: Mapping[str, float], has: Mapping[str, float]) -> int:
     """How many workers a node holds."""
-    return min(int((has.get(name, 0.0) + 1e-9) / amount) for name, amount in each.items())
+    return min((int((has.get(name, 0.0) + 1e-9) / amount) for name, amount in each.items()), default=_NO_LIMIT)
 
 
 def _matches(wanted: Mapping[str, str], labels: Mapping[str, str]) -> bool:

@@ -19,7 +19,7 @@ ENTRY_POINT_GROUP = "turnout.controllers"
 _BUILT_IN = {
     "local": "turnout.controllers.local:LocalController",
     "torchrun": "turnout.controllers.local_torch:LocalTorchController",
-    "ray": "turnout.controllers.ray:RayController",
+    "ray": "turnout.controllers.ray.controller:RayController",
     "process": "turnout.controllers.process:ProcessController",
 }
 _registered: dict[str, type[Controller]] = {}

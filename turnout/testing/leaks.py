@@ -28,8 +28,15 @@ _LASTING_PROCESSES = (
 _FILES_OF_RAY = "/ray/session_"
 _PROCESSES_OF_RAY = ("ray::IDLE", "ray/_private/workers/default_worker.py", "ray/core/src/ray/", "ray/_private/log_")
 _ACTORS_OF_RAY_DATA = ("ray::_AutoscalingCoordinatorActor", "ray::_StatsActor")  # one of each serves a whole cluster
-# Set by pytest while it runs, by torch on the first optimizer step, by ray when it is imported.
-_LASTING_VARIABLES = ("PYTEST_CURRENT_TEST", "COLUMNS", "LINES", "TORCHINDUCTOR_CACHE_DIR", "RAY_CLIENT_MODE")
+# Set by pytest while it runs, by torch on the first optimizer step, by ray when it is imported and when it joins.
+_LASTING_VARIABLES = (
+    "PYTEST_CURRENT_TEST",
+    "COLUMNS",
+    "LINES",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "RAY_CLIENT_MODE",
+    "PYTHONBREAKPOINT",
+)
 
 
 class LeakError(AssertionError):

@@ -1,0 +1,64 @@
+"""Clusters that a program joins, starts or spans, each with a driver program of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.ranks import program
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_program_that_has_not_joined_a_cluster_joins_the_one_of_ray_address(tmp_path: Path) -> None:
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    source = """
+    from turnout import DataParallelTrainer, RunConfig, ScalingConfig
+
+    def train():
+        import ray
+        return ray.get_runtime_context().gcs_address
+
+    values = DataParallelTrainer(
+        train, scaling_config=ScalingConfig(1), run_config=RunConfig(storage_path=".")
+    ).fit().return_values
+    print("values", values, flush=True)
+    """
+    with program(tmp_path, source, env={"RAY_ADDRESS": address}) as driver:
+        assert driver.wait(50) == 0, driver.text
+    assert f"values ['{address}']" in driver.text
+
+
+def test_ranks_on_two_nodes_know_their_nodes_and_share_a_group(tmp_path: Path) -> None:
+    source = """
+    import logging, os
+    import ray
+    from ray.cluster_utils import Cluster
+    from turnout import RunConfig, ScalingConfig, get_context
+    from turnout.torch import TorchTrainer
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1)
+    ray.init(address=cluster.address, logging_level=logging.ERROR, log_to_driver=False)
+    own = ray.get_runtime_context().get_node_id()
+
+    def train():
+        import torch
+        import torch.distributed as dist
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        context = get_context()
+        is_own = ray.get_runtime_context().get_node_id() == own
+        return total.item(), context.get_node_rank(), context.get_local_rank(), context.get_local_world_size(), is_own
+
+    scaling = ScalingConfig(2, placement_strategy="STRICT_SPREAD")
+    result = TorchTrainer(train, scaling_config=scaling, run_config=RunConfig(storage_path=".")).fit()
+    print("values", result.return_values, flush=True)
+    ray.shutdown()
+    cluster.shutdown()
+    """
+    with program(tmp_path, source) as driver:
+        assert driver.wait(58) == 0, driver.text
+    assert "values [(2.0, 0, 0, 1, True), (2.0, 1, 0, 1, False)]" in driver.text
