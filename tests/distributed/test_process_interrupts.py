@@ -90,6 +90,23 @@ def test_one_interrupt_stops_all_ranks_at_the_same_report_and_drains_uploads(tmp
     assert (newest / "0").read_text() == (newest / "1").read_text() == str(int(newest.name[-6:]))
 
 
+def test_one_interrupt_stops_a_single_rank_at_its_next_report(tmp_path: Path) -> None:
+    source = """
+    def train():
+        step = 0
+        begin()
+        while True:
+            turnout.report({"step": step})
+            step += 1
+
+    fit(train)
+    """
+    with program(tmp_path, DRIVER.replace("ScalingConfig(2,", "ScalingConfig(1,") + source) as driver:
+        driver.wait_for("[rank 0] begun")
+        interrupt(driver)
+        leaves_well(driver)
+
+
 def test_one_interrupt_lets_a_function_that_never_reports_end_by_itself(tmp_path: Path) -> None:
     source = """
     def train():

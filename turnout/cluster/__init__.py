@@ -5,7 +5,7 @@ from turnout.cluster.placement import Bundles, Placement, actor_options
 from turnout.cluster.processes import kill_actor_process
 from turnout.cluster.runtime_env import sent_runtime_env
 from turnout.cluster.seats import Seat, Whereabouts, seated
-from turnout.cluster.shortage import Shortage, shortage_of, spare_beside
+from turnout.cluster.shortage import Shortage, num_placeable, shortage_of, spare_beside
 
 __all__ = [
     "Bundles",
@@ -18,6 +18,7 @@ __all__ = [
     "connected_node",
     "driver_node",
     "kill_actor_process",
+    "num_placeable",
     "seated",
     "sent_runtime_env",
     "shortage_of",

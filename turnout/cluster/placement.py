@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,11 @@ class Bundles:
             labels=labels,
             accelerator_type=scaling.accelerator_type,
         )
+
+    def of_size(self, num_workers: int) -> Bundles:
+        """The same for the first so many workers."""
+        labels = None if self.labels is None else self.labels[:num_workers]
+        return dataclasses.replace(self, num_workers=num_workers, labels=labels)
 
     @property
     def each(self) -> dict[str, float]:
@@ -118,6 +124,16 @@ class Placement:
         from ray.util.placement_group import placement_group_table
 
         return str(placement_group_table(self._group).get("state"))
+
+    @property
+    def nodes(self) -> list[str]:
+        """The node of each bundle that is placed; those that are lost with their node are left out."""
+        import ray
+        from ray.util.placement_group import placement_group_table
+
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        placed = placement_group_table(self._group).get("bundles_to_node_id") or {}
+        return [node for node in placed.values() if node in alive]
 
     def options(self, index: int, runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
         """The options of the actor that takes a bundle, whether or not it is placed yet."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from turnout.cluster.placement import Bundles
 
-__all__ = ["Shortage", "shortage_of", "spare_beside"]
+__all__ = ["Shortage", "num_placeable", "shortage_of", "spare_beside"]
 
 _NO_LIMIT = 1 << 30  # workers that a node holds which take nothing
 _MEMORY = ("memory", "object_store_memory")
@@ -52,6 +52,27 @@ def shortage_of(bundles: Bundles) -> Shortage:
     else:
         lack = "nothing is short in sum: they are about to start, or what is free lies where it holds no whole worker"
     return Shortage(not fits and not _can_grow(), f"asked: {bundles}, so {amounts}; {lack}")
+
+
+def num_placeable(bundles: Bundles, held: Sequence[str] = ()) -> int:
+    """How many workers the cluster has room for now, beside what else runs on it; all that are asked for at most.
+
+    Args:
+        bundles: what they take.
+        held: the nodes on which some of them are, whose room counts as free.
+    """
+    import ray
+
+    free = ray._private.state.available_resources_per_node()
+    nodes = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            mine, has = held.count(node["NodeID"]), dict(free.get(node["NodeID"], {}))
+            for name, amount in bundles.each.items():
+                has[name] = has.get(name, 0.0) + mine * amount
+            nodes.append({**node, "Resources": has})
+    counts = range(bundles.num_workers, 0, -1)
+    return next((count for count in counts if _fits(bundles.of_size(count), nodes)), 0)
 
 
 def spare_beside(bundles: Bundles, nodes: Sequence[str]) -> list[dict[str, float]] | None:

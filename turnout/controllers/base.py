@@ -121,6 +121,8 @@ class Ending(Enum):
     """The group of workers could not be brought up."""
     PREEMPTED = "preempted"
     """Machines were taken away by their owner."""
+    RESIZED = "resized"
+    """The controller has stopped the ranks at a report, as there is room for more of them now. It is no failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

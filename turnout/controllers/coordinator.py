@@ -112,6 +112,7 @@ class Coordinator(Loop):
         self._members = {rank: _Member(rank) for rank in range(world_size)}
         self._lanes: dict[str, _Lane] = {}
         self._stop: Break | None = None
+        self._has_stopped = False
         self._drivers_broken: Break | None = None
         self._held: list[Callable[[], None]] = []
         """Failures that wait for the death of a rank that has hung up, since that comes first."""
@@ -199,16 +200,21 @@ class Coordinator(Loop):
                 words += data
         return words.decode(errors="replace")
 
-    def stop(self) -> None:
+    def stop(self, reason: str = "the run was interrupted") -> None:
         """End at the next report, on all ranks alike, as if the user had interrupted each there.
 
         Background uploads go on to meet: they are drained first.
         """
-        self._stop = Break("interrupted", "the run was interrupted")
+        self._stop = Break("interrupted", reason)
         lane = self._lane(MAIN)
         for rank, meet in list(lane.waiting.items()):
             if meet.tag == "report":
                 self._answer(lane, rank, self._stop)
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether ranks have been told so at a report."""
+        return self._has_stopped
 
     def break_off(self, reason: str, kind: str = "failed") -> None:
         """End every wait of the attempt, and refuse those to come; the first reason stays."""
@@ -383,6 +389,7 @@ class Coordinator(Loop):
             line.close()
 
     def _answer(self, lane: _Lane, rank: int, why: Break) -> None:
+        self._has_stopped = self._has_stopped or why is self._stop
         lane.waiting.pop(rank, None)
         self.told |= {rank} if lane.name == MAIN else set()
         self._send(lane, rank, framed(dumps(why)))

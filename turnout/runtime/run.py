@@ -83,6 +83,10 @@ class Run:
             if outcome.ending is Ending.ENDED and not attempt.failures:
                 return attempt
             self._awaiting_commit.clear()
+            if outcome.ending is Ending.RESIZED:
+                self._keeper.require_current(attempt.number)
+                cause = "the number of workers changes"
+                continue
             decision = self._policy.decide(FailureKind.of(outcome), attempt)
             error = error_of(outcome, attempt, decision, self._spec.name)
             if self._has_callbacks:

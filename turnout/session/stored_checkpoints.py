@@ -23,7 +23,7 @@ from turnout.config import (
 from turnout.errors import CheckpointError, StorageError, UsageError
 from turnout.failpoints import failpoint
 from turnout.session.checkpoints import CheckpointReport
-from turnout.session.collective import Collective
+from turnout.session.collective import Collective, SoloCollective
 from turnout.session.events import Committed, Reported, Saved
 from turnout.session.outbox import Outbox
 from turnout.session.run_storage import RunStorage
@@ -124,7 +124,8 @@ class StoredCheckpoints:
         self._index = plan.next_index
         self._latest = plan.resume_from
         self._names: set[str] = set()
-        self._meets = collective.world_size > 1
+        # A rank that a controller has placed meets even alone: so it is told at a report that the run is to stop.
+        self._meets = not isinstance(collective, SoloCollective)
         self._validates = plan.validates_here and collective.rank == 0
         self._committed: list[tuple[int, Checkpoint]] = []
         """In the background, and not yet known to be so by all ranks; oldest first."""

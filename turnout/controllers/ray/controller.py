@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from turnout.cluster import Bundles, Placement, actor_options, connected_node, sent_runtime_env
+from turnout.cluster import Bundles, Placement, actor_options, connected_node, num_placeable, sent_runtime_env
 from turnout.controllers.base import Controller, DealingWorker, Ending, Outcome, RunSpec, Sink, Traits, Worker
-from turnout.controllers.ray.group import Group, Room
+from turnout.controllers.ray.group import Group, OtherSizeError, Room
 from turnout.controllers.work import packed_validation, packed_work
 from turnout.data import check_datasets
-from turnout.errors import ControllerError, UnsupportedError, UsageError
+from turnout.errors import ControllerError, UsageError
 
 __all__ = ["RayController"]
 
@@ -27,7 +27,7 @@ class RayController(Controller):
         isolates_workers=True,
         forms_group=True,
         restartable=True,
-        resizable=False,
+        resizable=True,
         multi_node=True,
         ray_data=True,
         runs_aside=True,
@@ -40,6 +40,7 @@ class RayController(Controller):
         self._node = connected_node()
         _check_aside_options(spec)
         self._placement: Placement | None = None
+        self._is_elastic = isinstance(spec.scaling_config.num_workers, tuple)
         self._has_begun = False
         self._group: Group | None = None
         self._aside: Group | None = None
@@ -56,34 +57,54 @@ class RayController(Controller):
             KeyboardInterrupt: the run was interrupted; no rank is left.
         """
         work = packed_work(worker, self.spec)
+        deal = worker.deal if isinstance(worker, DealingWorker) else None
         runtime_env = sent_runtime_env(self.spec.run_config.worker_runtime_env)
+        while True:
+            room = self._room(runtime_env)
+            self._has_begun = True
+            has_ended_well = False
+            try:
+                with Group(self.spec, self._node, sink, room, _preload(self.spec)) as group:
+                    self._group = group
+                    group.start(work, deal)
+                    group.serve()
+                has_ended_well = group.has_ended_well
+            except OtherSizeError:
+                continue
+            except ControllerError as error:
+                return Outcome(ending=Ending.NOT_STARTED, error=error)
+            finally:
+                self._group = None
+                if has_ended_well:  # nothing follows but validations, which may need what the ranks had
+                    self.close()
+            if group.was_interrupted:
+                raise KeyboardInterrupt
+            return Outcome(ending=Ending.RESIZED if group.was_resized else Ending.ENDED)
+
+    def _room(self, runtime_env: dict[str, Any] | None) -> Room:
+        """Where the workers of the next attempt are placed: as before, unless another number of them can be."""
+        size = self._better_size()
+        if self._placement is not None and self._placement.bundles.num_workers != size:
+            self.close()
         if self._placement is None:
-            self._placement = Placement(self._bundles, f"turnout-{self.spec.name}")
+            self._placement = Placement(self._bundles.of_size(size), f"turnout-{self.spec.name}")
         placement = self._placement
-        room = Room(
-            size=self._bundles.num_workers,
+        return Room(
+            size=size,
             options=lambda worker: placement.options(worker, runtime_env),
-            bundles=self._bundles,
+            bundles=placement.bundles,
             is_placed=lambda: placement.state == "CREATED",
             may_be_refused=not self._has_begun,
+            better_size=self._better_size if self._is_elastic else None,
+            look_s=self.spec.scaling_config.elastic_resize_monitor_interval_s,
         )
-        self._has_begun = True
-        has_ended_well = False
-        try:
-            with Group(self.spec, self._node, sink, room, _preload(self.spec)) as group:
-                self._group = group
-                group.start(work, worker.deal if isinstance(worker, DealingWorker) else None)
-                group.serve()
-            has_ended_well = group.has_ended_well
-        except ControllerError as error:
-            return Outcome(ending=Ending.NOT_STARTED, error=error)
-        finally:
-            self._group = None
-            if has_ended_well:  # nothing follows but validations, which may need what the ranks had
-                self.close()
-        if group.was_interrupted:
-            raise KeyboardInterrupt
-        return Outcome()
+
+    def _better_size(self) -> int:
+        """How many workers there are to be: all, or of an elastic run as many as there is room for."""
+        if not self._is_elastic:
+            return self._bundles.num_workers
+        held = self._placement.nodes if self._placement is not None else []
+        return max(self.spec.scaling_config.min_workers, num_placeable(self._bundles, held))
 
     def abort(self, reason: str, grace_s: float) -> None:
         """End the attempt: waits are broken, and ranks that do not unwind in time are killed."""
@@ -130,11 +151,6 @@ def _preload(spec: RunSpec) -> list[str]:
 
 def _refuse_unsupported(spec: RunSpec) -> None:
     scaling = spec.scaling_config
-    if isinstance(scaling.num_workers, tuple):
-        raise UnsupportedError(
-            f"num_workers={scaling.num_workers!r} (elastic): the controller 'ray' places a fixed number of workers; "
-            f"use num_workers={scaling.max_workers}"
-        )
     check_datasets(spec.datasets, spec.dataset_config, world_size=scaling.max_workers)
 
 

@@ -24,7 +24,7 @@ from turnout.environment import own_variables
 from turnout.errors import ControllerError, ResourceError, TurnoutError
 from turnout.session.events import RankInfo
 
-__all__ = ["Group", "Room"]
+__all__ = ["Group", "OtherSizeError", "Room"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ class Room:
         bundles: what they take, for messages.
         is_placed: whether the cluster has set it aside for them.
         may_be_refused: whether a request above the whole cluster is an error; else it is waited for.
+        better_size: how many workers there would better be, as the cluster is now; ``size`` where that does not change.
+        look_s: seconds between two looks at whether there is room for more, once the workers run.
     """
 
     size: int
@@ -56,6 +58,12 @@ class Room:
     bundles: Bundles
     is_placed: Callable[[], bool]
     may_be_refused: bool = False
+    better_size: Callable[[], int] | None = None
+    look_s: float = 60.0
+
+
+class OtherSizeError(Exception):
+    """The workers have not come, and another number of them could."""
 
 
 class Group:
@@ -128,6 +136,11 @@ class Group:
     def has_ended_well(self) -> bool:
         """Whether every rank has run to a good end."""
         return self._is_ending and self._coordinator.broken is None and not self.was_interrupted
+
+    @property
+    def was_resized(self) -> bool:
+        """Whether its ranks were stopped because there is room for more of them."""
+        return self._coordinator.has_stopped and not self.was_interrupted
 
     def start(self, work: bytes, deal: Callable[[Site], Sequence[Any]] | None = None) -> None:  # Any: travels only
         """Ask for every worker, to do ``work``, each with what ``deal`` gives for it once all have come."""
@@ -226,6 +239,8 @@ class Group:
             path=[os.path.abspath(each) for each in sys.path],
             shares=shares,
         )
+        if self._room.better_size is not None:
+            self._coordinator.call_in(self._room.look_s, self._look_for_more)
         shared = ray.put(launch)
         self._running = set(range(len(seats)))
         for rank, worker in enumerate(self._seats):
@@ -249,6 +264,9 @@ class Group:
         if self._seats or self._is_over:
             return
         self._num_looks += 1
+        if not self._room.is_placed() and self._better_size() != self._room.size:
+            self._fail_start(OtherSizeError())
+            return
         if self._room.may_be_refused and not self._places and not self._room.is_placed():
             shortage = shortage_of(self._room.bundles)
             # Twice, as a node may be about to join.
@@ -260,6 +278,20 @@ class Group:
         if self._num_looks > 1:
             logger.warning("run %r waits for its workers: %s", self._spec.name, self._told_of_waiting())
         self._coordinator.call_in(_LOOK_S, self._look)
+
+    def _better_size(self) -> int:
+        return self._room.size if self._room.better_size is None else self._room.better_size()
+
+    def _look_for_more(self) -> None:
+        """Have the ranks stop at their next report if there is room for more of them."""
+        if self._is_leaving or self._coordinator.broken is not None or self.was_interrupted:
+            return
+        size = self._better_size()
+        if size > self._room.size:
+            logger.info("run %r grows from %d to %d workers", self._spec.name, self._room.size, size)
+            self._coordinator.stop(f"the run goes on with {size} workers")
+        else:
+            self._coordinator.call_in(self._room.look_s, self._look_for_more)
 
     def _told_of_waiting(self) -> str:
         if self._places:
