@@ -40,4 +40,4 @@ def test_a_trial_may_train_on_workers_of_its_own(tmp_path: Path, monkeypatch: py
         )
         results = tuner.fit()
 
-    assert sorted(results[index].metrics["product"] for index in range(len(results))) == [10, 20]
+    assert sorted((results[index].metrics or {})["product"] for index in range(len(results))) == [10, 20]
