@@ -163,7 +163,7 @@ def main() -> None:
     window_s = 0.0
     if mode == "random":  # of moments that fall before, into and after the first reports, however fast this machine is
         kill_one(root, storage, None, rng)
-        window_s = 3 * (time.monotonic() - begin)
+        window_s = min(3 * (time.monotonic() - begin), 0.3)
     missed, lost, torn, kills, commits = [], set(), set(), 0, 0
     for fault in faults:
         if kill_one(root, storage, fault, rng, window_s):
