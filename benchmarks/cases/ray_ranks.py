@@ -17,7 +17,7 @@ __all__ = ["BENCHMARKS"]
 
 Figures = dict[str, list[dict[str, float]]]
 
-_NUM_ROUNDS = 3  # within a program
+_NUM_ROUNDS = 2  # within a program
 _NUM_REPORTS = 10_000  # of all ranks together
 _NUM_PEERS_REPORTS = 5
 _SIZES = (8, 32)
