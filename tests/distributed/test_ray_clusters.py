@@ -62,3 +62,47 @@ def test_ranks_on_two_nodes_know_their_nodes_and_share_a_group(tmp_path: Path) -
     with program(tmp_path, source) as driver:
         assert driver.wait(58) == 0, driver.text
     assert "values [(2.0, 0, 0, 1, True), (2.0, 1, 0, 1, False)]" in driver.text
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_has_lost_a_node_goes_on_elsewhere_before_ray_itself_has_found_out(tmp_path: Path) -> None:
+    source = """
+    import logging, os, signal, time
+    import psutil
+    import ray
+    from ray.cluster_utils import Cluster
+    import turnout
+    from turnout import DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig, get_context
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    first = cluster.add_node(num_cpus=1)
+    spare = cluster.add_node(num_cpus=1)
+    ray.init(address=cluster.address, logging_level=logging.ERROR, log_to_driver=False)
+
+    def train():
+        node = ray.get_runtime_context().get_node_id()
+        if not os.path.exists("lost") and get_context().get_world_rank() == 1:
+            with open("lost", "w") as file:
+                file.write(f"{node} {time.time()}")
+            for each in psutil.Process().parent().children():  # as where a machine goes: Ray's own process first
+                if each.pid != os.getpid():
+                    each.kill()
+            psutil.Process().parent().kill()
+            os.kill(os.getpid(), signal.SIGKILL)
+        turnout.report({"at": time.time()})
+        return node
+
+    result = DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(2, placement_strategy="STRICT_SPREAD"),
+        run_config=RunConfig(storage_path=".", failure_config=FailureConfig(max_failures=1)),
+    ).fit()
+    lost, since = open("lost").read().split()
+    took = result.metrics["at"] - float(since)
+    print("took", round(took, 1), "elsewhere", lost not in result.return_values, "soon", took < 12, flush=True)
+    ray.shutdown()
+    cluster.shutdown()
+    """
+    with program(tmp_path, source) as driver:
+        assert driver.wait(110) == 0, driver.text
+    assert "elsewhere True soon True" in driver.text, driver.text

@@ -68,6 +68,8 @@ class ThreadController(Controller):
 
 
 class _ThreadChannel:
+    notice = None
+
     def __init__(self, rank: int, size: int, publish: Sink, meeting: threading.Barrier, slots: list[Any]) -> None:
         self.ranks = RankInfo(rank, size, rank, size, 0)
         self.publish = publish

@@ -75,7 +75,8 @@ class FailurePolicy:
         """
         self._counts[kind] += 1
         count, limit = self._counts[kind], self._limits[kind]
-        signature = None if attempt.num_reports else _signature(attempt)
+        is_own = kind is FailureKind.TRAINING and not attempt.num_reports
+        signature = _signature(attempt) if is_own else None
         looks_deterministic = signature is not None and signature == self._last_signature
         self._last_signature = signature
         self._fruitless = 0 if attempt.num_reports else self._fruitless + 1
@@ -91,10 +92,14 @@ class FailurePolicy:
 def error_of(outcome: Outcome, attempt: Attempt, decision: Decision, run_name: str) -> TrainingFailedError:
     """The error that `fit()` raises for a failed attempt: the first cause, with the user's own traceback."""
     error: TrainingFailedError
-    if not attempt.failures:
-        kind = PreemptionError if outcome.ending is Ending.PREEMPTED else ControllerError
+    is_preempted = outcome.ending is Ending.PREEMPTED
+    if is_preempted or not attempt.failures:
+        kind = PreemptionError if is_preempted else ControllerError
         error = kind(f"run {run_name!r}: {outcome.error or outcome.ending.value}")
         error.__cause__ = outcome.error
+        if attempt.failures:
+            ends = (_told(rank, each).partition("\n")[0] for rank, each in attempt.failures.items())
+            error.add_note(f"how the ranks of attempt {attempt.number} ended: {'; '.join(ends)}")
         return error
     rank, cause = _first_cause(attempt.failures)
     error = combine(cause, dict(attempt.failures))

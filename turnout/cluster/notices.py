@@ -1,0 +1,51 @@
+"""What Ray knows of nodes that are about to go, or are gone: asked for, as it tells nobody by itself."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["deaf_nodes", "draining_nodes", "node_addresses"]
+
+_ASK_S = 5.0
+_CONNECT_S = 1.0
+
+
+def draining_nodes() -> dict[str, int | None]:
+    """The nodes that Ray was told will be taken away, each with its deadline; for a thread that may wait.
+
+    Returns:
+        By node id the milliseconds since the epoch, or None where no deadline is known.
+    """
+    import ray
+
+    worker: Any = ray._private.worker.global_worker  # Any: it has one once the program has joined a cluster
+    told = worker.gcs_client.get_draining_nodes(timeout=_ASK_S)
+    return {node: deadline or None for node, deadline in told.items()}
+
+
+def node_addresses() -> dict[str, tuple[str, int]]:
+    """Where Ray's own process on each node listens, of the nodes that are alive as far as Ray knows."""
+    import ray
+
+    return {
+        node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"]) for node in ray.nodes() if node["Alive"]
+    }
+
+
+def deaf_nodes(nodes: Iterable[str]) -> set[str]:
+    """Which of the nodes are lost, also before Ray's health check finds it out, which takes it half a minute.
+
+    A node is lost if Ray says so, or if its own process there takes no connection.
+    """
+    addresses = node_addresses()
+    return {node for node in set(nodes) if node not in addresses or not _listens(addresses[node])}
+
+
+def _listens(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, timeout=_CONNECT_S).close()
+    except OSError:
+        return False
+    return True
