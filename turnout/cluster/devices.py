@@ -9,16 +9,19 @@ from turnout.cluster.seats import Seat, Whereabouts
 __all__ = ["visible_devices"]
 
 
-def visible_devices(workers: Sequence[Whereabouts], seats: Sequence[Seat]) -> list[tuple[str, ...]]:
-    """The GPUs that each rank sees, by rank: all of its node's ranks, its own first one at index local rank.
+def visible_devices(workers: Sequence[Whereabouts], seats: Sequence[Seat], *, shows_all: bool) -> list[tuple[str, ...]]:
+    """The GPUs that each rank sees, by rank: its own, or those of its node's ranks, its own first one at local rank.
 
-    So that ranks of a node reach each other's memory, and what goes by the local rank finds the right one. Where ranks
+    The latter lets ranks of a node reach each other's memory, where what they run goes by the local rank. Where ranks
     share a GPU there is no such order, and each sees its own alone. A rank without one sees none.
 
     Args:
         workers: where they are, and with which GPUs.
         seats: who they are, by rank.
+        shows_all: show them those of all ranks of their node.
     """
+    if not shows_all:
+        return [workers[seat.worker].gpus for seat in seats]
     nodes: dict[int, list[tuple[str, ...]]] = {}
     for seat in seats:
         nodes.setdefault(seat.node_rank, []).append(workers[seat.worker].gpus)

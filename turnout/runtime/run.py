@@ -16,7 +16,7 @@ from turnout.result import Result
 from turnout.runtime.attempt import Attempt
 from turnout.runtime.callbacks import CallbackDispatcher
 from turnout.runtime.console import RankConsole
-from turnout.runtime.failures import Decision, FailureKind, FailurePolicy, error_of
+from turnout.runtime.failures import Decision, FailurePolicy, error_of
 from turnout.runtime.keeping import Keeper, MemoryKeeper
 from turnout.runtime.worker import TrainWorker
 from turnout.session.events import Saved
@@ -87,7 +87,7 @@ class Run:
                 self._keeper.require_current(attempt.number)
                 cause = "the number of workers changes"
                 continue
-            decision = self._policy.decide(FailureKind.of(outcome), attempt)
+            decision = self._policy.decide(outcome, attempt)
             error = error_of(outcome, attempt, decision, self._spec.name)
             if self._has_callbacks:
                 told = isinstance(error, PreemptionError) or not attempt.failures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar
 
@@ -15,12 +16,14 @@ from turnout.cluster import (
     sent_runtime_env,
 )
 from turnout.controllers.base import Controller, DealingWorker, Ending, Outcome, RunSpec, Sink, Traits, Worker
-from turnout.controllers.ray.group import Group, OtherSizeError, Room
+from turnout.controllers.ray.group import CannotStartError, Group, OtherSizeError, Room
 from turnout.controllers.work import packed_validation, packed_work
 from turnout.data import check_datasets
 from turnout.errors import ControllerError, PreemptionError, UsageError
 
 __all__ = ["RayController"]
+
+logger = logging.getLogger(__name__)
 
 
 class RayController(Controller):
@@ -81,7 +84,7 @@ class RayController(Controller):
             except OtherSizeError:
                 continue
             except ControllerError as error:
-                return Outcome(ending=Ending.NOT_STARTED, error=error)
+                return Outcome(ending=Ending.NOT_STARTED, error=error, is_lasting=isinstance(error, CannotStartError))
             finally:
                 self._group = None
                 if has_ended_well:  # nothing follows but validations, which may need what the ranks had
@@ -172,6 +175,13 @@ def _preload(spec: RunSpec) -> list[str]:
 
 def _refuse_unsupported(spec: RunSpec) -> None:
     scaling = spec.scaling_config
+    if (
+        failure_config := spec.run_config.failure_config
+    ) is not None and failure_config.relax_collectives_on_preemption:
+        logger.warning(
+            "FailureConfig.relax_collectives_on_preemption=True: no effect; a report is a meeting of all ranks, "
+            "also of those that are going"
+        )
     check_datasets(spec.datasets, spec.dataset_config, world_size=scaling.max_workers)
 
 

@@ -31,14 +31,14 @@ from turnout.controllers.coordinator import Coordinator
 from turnout.controllers.interrupts import signals_handled
 from turnout.controllers.output import RankOutput
 from turnout.controllers.ray.actor import RankActor
-from turnout.controllers.ray.deaths import cause_of, told_of
+from turnout.controllers.ray.deaths import cause_of, has_gone_with_node, stays, told_of
 from turnout.controllers.work import Launch, working_directory
 from turnout.data import Site
 from turnout.environment import own_variables
 from turnout.errors import ControllerError, ResourceError, TurnoutError
 from turnout.session.events import RankInfo
 
-__all__ = ["Group", "OtherSizeError", "Room"]
+__all__ = ["CannotStartError", "Group", "OtherSizeError", "Room"]
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,10 @@ class Room:
     watches_nodes: bool = False
 
 
+class CannotStartError(ControllerError):
+    """A worker could not be started, for a cause that another attempt would meet too."""
+
+
 class OtherSizeError(Exception):
     """The workers have not come, and another number of them could, or they could elsewhere."""
 
@@ -108,6 +112,8 @@ class Group:
         self._node = node
         self._room = room
         self._preload = preload
+        backend_config = spec.backend_config
+        self._shows_all_gpus = backend_config is not None and backend_config.shows_all_gpus
         self._work: Any = None  # Any: bytes, or Ray's reference to them
         self._deal: Callable[[Site], Sequence[Any]] | None = None
         self._actors: list[Any] = []  # Any: Ray's handles have no types of ours
@@ -122,6 +128,8 @@ class Group:
         self._draining: dict[str, int | None] = {}
         """The nodes of ranks that will be taken away, and when."""
         self._notice: PreemptionInfo | None = None
+        self._taken: set[int] = set()
+        """The ranks that have died with a node that was taken away."""
         self._outputs = [RankOutput(rank, sink) for rank in range(room.size)]
         self._error: Exception | None = None
         """Why the group has not come up."""
@@ -175,12 +183,12 @@ class Group:
     @property
     def told_of_preemption(self) -> str:
         """Which nodes were taken away, with which ranks, for people."""
-        if self._notice is None:
-            return ""
-        told = [
-            f"node {self._places[self._seats[ranks[0]]].address} ({node[:8]}) with rank(s) {', '.join(map(str, ranks))}"
-            for node, ranks in sorted(self._notice.preempted_node_to_ranks.items())
-        ]
+        ranks = {*self._taken, *(self._notice.preempted_ranks if self._notice is not None else ())}
+        nodes: dict[Whereabouts, list[str]] = {}
+        for rank in sorted(ranks):
+            place = self._places[self._seats[rank]]
+            nodes.setdefault(Whereabouts(place.node_id, place.address, 0), []).append(str(rank))
+        told = [f"node {at.address} ({at.node_id[:8]}) with rank(s) {', '.join(each)}" for at, each in nodes.items()]
         return f"{' and '.join(told)}: taken away by its owner, of which Ray was told before"
 
     def start(self, work: bytes, deal: Callable[[Site], Sequence[Any]] | None = None) -> None:  # Any: travels only
@@ -256,7 +264,8 @@ class Group:
         if self._is_over or self._seats:
             return
         if error is not None:
-            self._fail_start(ControllerError(f"worker {worker} could not be started: {cause_of(error)}"), error)
+            kind = CannotStartError if stays(error) else ControllerError
+            self._fail_start(kind(f"worker {worker} could not be started: {cause_of(error)}"), error)
             return
         self._places[worker] = place
         if len(self._places) == self._room.size:
@@ -287,7 +296,7 @@ class Group:
             directory=working_directory(),
             arguments=list(sys.argv),
             path=[os.path.abspath(each) for each in sys.path],
-            gpus=visible_devices(places, seats),
+            gpus=visible_devices(places, seats, shows_all=self._shows_all_gpus),
             shares=shares,
         )
         if self._room.better_size is not None:
@@ -386,10 +395,12 @@ class Group:
             self.was_preempted = True
             self._coordinator.break_off(self.told_of_preemption)
 
-    def _note_death(self, rank: int) -> None:
-        """A rank has died by itself: with its node, if that was to go."""
-        if self._notice is not None and rank in self._notice.preempted_ranks and not self._is_killing:
+    def _note_death(self, rank: int, error: BaseException | None = None) -> None:
+        """A rank has died by itself: with its node, if that was to go or Ray says that it was taken."""
+        was_told = self._notice is not None and rank in self._notice.preempted_ranks
+        if (was_told or has_gone_with_node(error)) and not self._is_killing:
             self.was_preempted = True
+            self._taken.add(rank)
 
     def _hung_up(self, rank: int) -> None:
         """Ray soon says how its process has ended, unless Ray's own on that node has too: see whether it is there.
@@ -449,7 +460,7 @@ class Group:
                 text = f"rank {rank}, on node {node}, has not come to the driver at {self._node.address}"
                 self._fail_start(ControllerError(f"{text}: {cause_of(error)}"), error)
                 return
-            self._note_death(rank)
+            self._note_death(rank, error)
             self._outputs[rank].finish()
             coordinator.died(rank, self._how(rank, error), self._outputs[rank].shown())
         if not self._running:
