@@ -137,7 +137,7 @@ def test_ranks_see_the_gpus_of_their_node_and_those_without_see_none(tmp_path: P
     print("one each", values(use_gpu=True), flush=True)
     shared = values(use_gpu=True, resources_per_worker={"GPU": 2})
     print("two each", [sorted(seen) for seen, _ in shared], flush=True)
-    print("halves", [seen for seen, _ in values(resources_per_worker={"GPU": 0.5})], flush=True)
+    print("halves", [seen for seen, _ in values(use_gpu=True, resources_per_worker={"GPU": 0.5})], flush=True)
     print("without a framework", [seen for seen, _ in values(None, use_gpu=True)], flush=True)
     print("none", [seen for seen, _ in values()], flush=True)
     ray.shutdown()
