@@ -40,4 +40,5 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "turnout needs Python 3.11 or newer, and PYTHON=$(PYTHON) is %d.%d" % v[:2])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m compileall -q turnout  # for workers where Python is told to write no bytecode
 	touch $(READY)

@@ -40,6 +40,7 @@ class Track:
         keeps_in_memory: a run without a storage path is in memory; else it goes to a folder.
         retries: failed attempts are run again by `fit()`.
         is_distributed: what `TrainFnUtils.is_distributed()` says.
+        is_on_a_cluster: its ranks may be on other machines, and have not the driver's environment.
         folder: where runs without a storage path go that are not kept in memory, and what ranks bring home of those
             that are; None for the user's home and for a temporary folder.
     """
@@ -50,6 +51,7 @@ class Track:
     keeps_in_memory: bool
     retries: bool
     is_distributed: bool
+    is_on_a_cluster: bool = False
     folder: str | None = None
 
     def fit(
@@ -155,6 +157,7 @@ def track_of(controller: str, world_size: int = 2) -> Track:
         keeps_in_memory=not traits.isolates_workers,
         retries=traits.restartable,
         is_distributed=traits.forms_group,
+        is_on_a_cluster=traits.multi_node,
     )
 
 

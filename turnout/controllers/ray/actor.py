@@ -16,7 +16,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from turnout.cluster import Whereabouts
 from turnout.controllers.placed import (
@@ -31,7 +32,7 @@ from turnout.controllers.placed import (
 from turnout.controllers.ray.output import Output
 from turnout.controllers.wire import WireChannel
 from turnout.controllers.work import Launch
-from turnout.errors import WorkerGroupError
+from turnout.errors import UsageError, WorkerGroupError
 from turnout.session.events import RankInfo
 
 __all__ = ["RankActor"]
@@ -80,6 +81,7 @@ class RankActor:
         channel.tell_of_crashes()
         output = Output(channel, _end_without_driver)
         show_warnings()
+        signal.signal = _refusing(signal.signal)
         try:
             work = received(launch.work, channel, _told_of_import)
             if work is not None:
@@ -115,6 +117,20 @@ class _ToldToEndError(WorkerGroupError):
 
     def __init__(self) -> None:
         super().__init__("this rank was told to end")
+
+
+def _refusing(set_handler: Callable[..., Any]) -> Callable[..., Any]:
+    """`signal.signal` with a reason where Python has none to give."""
+
+    def refuse_off_main_thread(number: int, handler: Any) -> Any:  # Any: as `signal.signal` takes and returns them
+        if threading.current_thread() is threading.main_thread():
+            return set_handler(number, handler)
+        raise UsageError(
+            f"signal.signal({signal.Signals(number).name}, ...): handlers are set on the main thread of a process, and "
+            "that is Ray's here: the train function runs beside it. On the other tracks it runs on the main thread"
+        )
+
+    return refuse_off_main_thread
 
 
 def _take_surroundings(launch: Launch, ranks: RankInfo) -> None:
