@@ -104,7 +104,7 @@ _HEAD = """
 def test_ranks_hear_of_a_node_that_goes_at_one_report_and_the_next_attempt_is_placed_elsewhere(tmp_path: Path) -> None:
     source = f"""{_HEAD}
     second = cluster.add_node(num_cpus=1)
-    begin(max_failures=0)
+    begin(max_failures=0, preemption_grace_s=2)
     deadline_ms = drain(second, 12)
     third = cluster.add_node(num_cpus=1)
     until(lambda: len(heard()) == 2)
@@ -114,7 +114,7 @@ def test_ranks_hear_of_a_node_that_goes_at_one_report_and_the_next_attempt_is_pl
     training.join()
     result = results[0]
     print("result", result if isinstance(result, Exception) else result.metrics["step"] > 0, flush=True)
-    print("over the deadline", time.time() * 1000 >= deadline_ms, flush=True)
+    print("over the deadline", time.time() * 1000 >= deadline_ms + 2000, flush=True)
     starts = [each.split()[1:] for each in notes() if each.startswith("start")][2:]
     print("steps", len({{step for _, step, _ in starts}}) == 1 and int(starts[0][1]) > 0, flush=True)
     print("elsewhere", sorted((rank, node == third.node_id) for rank, _, node in starts), flush=True)

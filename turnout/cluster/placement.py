@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnout.cluster.notices import deaf_nodes
+from turnout.cluster.notices import deaf_nodes, draining_nodes
 from turnout.config import ScalingConfig
 from turnout.errors import UsageError
 
@@ -107,7 +107,7 @@ class Placement:
     Args:
         bundles: what is to be placed.
         name: of the group, for people; it is made distinct.
-        without: nodes that are lost, though Ray may not know yet.
+        without: nodes that are lost, though Ray may not know yet, or will be.
     """
 
     def __init__(self, bundles: Bundles, name: str, without: Collection[str] = ()) -> None:
@@ -139,8 +139,9 @@ class Placement:
 
     @property
     def lost(self) -> set[str]:
-        """The nodes of bundles that are gone, and those it was made without that still are."""
-        return deaf_nodes({*self._placed(), *self.without})
+        """The nodes of bundles that are gone or will be taken away, and those it was made without that still are."""
+        nodes = {*self._placed(), *self.without}
+        return deaf_nodes(nodes) | (nodes & draining_nodes().keys())
 
     def _placed(self) -> list[str]:
         from ray.util.placement_group import placement_group_table

@@ -92,7 +92,6 @@ class RayController(Controller):
             if group.was_interrupted:
                 raise KeyboardInterrupt
             if group.was_preempted:
-                self.close()  # what it held of the nodes that go is placed elsewhere, where Ray has it
                 return Outcome(ending=Ending.PREEMPTED, error=PreemptionError(group.told_of_preemption))
             return Outcome(ending=Ending.RESIZED if group.was_resized else Ending.ENDED)
 
@@ -111,7 +110,7 @@ class RayController(Controller):
             bundles=placement.bundles,
             is_placed=lambda: placement.state == "CREATED",
             may_be_refused=not self._has_begun,
-            better_size=self._better_size if self._is_elastic else None,
+            better_size=(lambda: self._better_size(placement.without)) if self._is_elastic else None,
             is_outdated=lambda: self._is_outdated(placement.lost),
             watches_nodes=True,
             look_s=self.spec.scaling_config.elastic_resize_monitor_interval_s,
@@ -122,7 +121,7 @@ class RayController(Controller):
         placement = self._placement
         return placement is not None and lost != placement.without
 
-    def _better_size(self, lost: AbstractSet[str] = frozenset()) -> int:
+    def _better_size(self, lost: AbstractSet[str]) -> int:
         """How many workers there are to be: all, or of an elastic run as many as there is room for."""
         if not self._is_elastic:
             return self._bundles.num_workers
