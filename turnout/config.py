@@ -160,9 +160,11 @@ class FailureConfig(_Config):
 
     Args:
         max_failures: retries after the train function raised or a rank died.
-        controller_failure_limit: retries after a group of workers could not be started.
+        controller_failure_limit: retries after a group of workers could not be started. Without a limit too, one that
+            has failed twice in a row for a cause that lasts, such as a broken runtime environment, is not tried again.
         max_preemption_failures: retries after machines were taken away.
-        preemption_grace_s: seconds that ranks get to save their state after a notice.
+        preemption_grace_s: seconds that ranks may go on after the deadline of a notice, to save their state; after the
+            notice itself, where it names no deadline and this is above 0. A machine that goes ends them anyway.
         relax_collectives_on_preemption: let reports pass without the ranks that are going.
     """
 
@@ -386,6 +388,8 @@ class BackendConfig(_Config):
     """The framework's modules that a rank begins with; a controller can have them imported before."""
     imported_later: ClassVar[tuple[str, ...]] = ()
     """What most train functions come to import besides; worth it where one import serves many ranks."""
+    shows_all_gpus: ClassVar[bool] = False
+    """Whether a rank sees the GPUs of all ranks of its node, and takes that at its local rank; else its own alone."""
 
 
 class CheckpointUploadMode(Enum):

@@ -17,7 +17,7 @@ from typing import Any, Self
 import pytest
 
 from tests.distributed.ranks import wait_until
-from turnout import WorkerGroupError
+from turnout import PreemptionInfo, WorkerGroupError
 from turnout.controllers.coordinator import Coordinator
 from turnout.controllers.lines import Address, ServedLine, framed
 from turnout.controllers.wire import WireChannel
@@ -348,3 +348,18 @@ def test_ranks_of_other_processes_meet_too_and_their_end_is_seen() -> None:
         assert meeting.call(0, "meet", "mine", "gather").result(10) == ["mine", "theirs"]
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         wait_until(lambda: meeting.lost == [1, 1], "the loss of rank 1")
+
+
+def test_a_notice_is_known_to_all_from_their_next_meeting_on_and_not_from_one_in_the_background() -> None:
+    notice = PreemptionInfo(5, {"node": [1]})
+    with Meeting(2) as meeting:
+        meeting.within(lambda: meeting.coordinator.notify(notice))
+        for each in [meeting.call(rank, "upload", None, "barrier", branch="upload") for rank in (0, 1)]:
+            each.result(5)
+        assert [meeting.channels[rank].notice for rank in (0, 1)] == [None, None]
+        calls = [meeting.call(rank, "gather", rank, "gather") for rank in (0, 1)]
+        assert [each.result(5) for each in calls] == [[0, 1], [0, 1]]
+        assert [meeting.channels[rank].notice for rank in (0, 1)] == [notice, notice]
+        for each in [meeting.call(rank, "barrier", None, "barrier") for rank in (0, 1)]:
+            each.result(5)
+        assert [meeting.channels[rank].notice for rank in (0, 1)] == [notice, notice]

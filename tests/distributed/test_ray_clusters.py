@@ -62,3 +62,90 @@ def test_ranks_on_two_nodes_know_their_nodes_and_share_a_group(tmp_path: Path) -
     with program(tmp_path, source) as driver:
         assert driver.wait(58) == 0, driver.text
     assert "values [(2.0, 0, 0, 1, True), (2.0, 1, 0, 1, False)]" in driver.text
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("end", ["kill", "suspend"])
+def test_a_run_that_has_lost_a_node_goes_on_elsewhere_before_ray_itself_has_found_out(end: str, tmp_path: Path) -> None:
+    source = f"""
+    import logging, os, signal, time
+    import psutil
+    import ray
+    from ray.cluster_utils import Cluster
+    import turnout
+    from turnout import DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig, get_context
+
+    cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 1, "include_dashboard": False}})
+    first = cluster.add_node(num_cpus=1)
+    spare = cluster.add_node(num_cpus=1)
+    ray.init(address=cluster.address, logging_level=logging.ERROR, log_to_driver=False)
+
+    def train():
+        node = ray.get_runtime_context().get_node_id()
+        if not os.path.exists("lost") and get_context().get_world_rank() == 1:
+            with open("lost", "w") as file:
+                file.write(f"{{node}} {{time.time()}}")
+            psutil.Process().parent().{end}()  # Ray's own process of the node
+            os.kill(os.getpid(), signal.SIGKILL)
+        turnout.report({{"at": time.time()}})
+        return node
+
+    result = DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(2, placement_strategy="STRICT_SPREAD"),
+        run_config=RunConfig(storage_path=".", failure_config=FailureConfig(max_failures=1)),
+    ).fit()
+    lost, since = open("lost").read().split()
+    took = result.metrics["at"] - float(since)
+    print("took", round(took, 1), "elsewhere", lost not in result.return_values, "soon", took < 14, flush=True)
+    ray.shutdown()
+    cluster.shutdown()
+    """
+    with program(tmp_path, source) as driver:
+        assert driver.wait(110) == 0, driver.text
+    assert "elsewhere True soon True" in driver.text, driver.text
+
+
+def test_ranks_see_the_gpus_of_their_node_and_those_without_see_none(tmp_path: Path) -> None:
+    source = """
+    import logging, os
+    import ray
+    from turnout import BackendConfig, DataParallelTrainer, RunConfig, ScalingConfig, get_context
+
+    ray.init(
+        address="local", num_cpus=2, num_gpus=4, include_dashboard=False, logging_level=logging.ERROR,
+        log_to_driver=False,
+    )
+
+    def train():
+        own = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+        seen = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+        return seen, own == seen[get_context().get_local_rank():][:1]
+
+    class Framework(BackendConfig):
+        shows_all_gpus = True
+
+    def values(backend_config=Framework(), **scaling):
+        trainer = DataParallelTrainer(
+            train,
+            scaling_config=ScalingConfig(2, controller="ray", **scaling),
+            run_config=RunConfig(storage_path="."),
+            backend_config=backend_config,
+        )
+        return trainer.fit().return_values
+
+    print("one each", values(use_gpu=True), flush=True)
+    shared = values(use_gpu=True, resources_per_worker={"GPU": 2})
+    print("two each", [sorted(seen) for seen, _ in shared], flush=True)
+    print("halves", [seen for seen, _ in values(use_gpu=True, resources_per_worker={"GPU": 0.5})], flush=True)
+    print("without a framework", [seen for seen, _ in values(None, use_gpu=True)], flush=True)
+    print("none", [seen for seen, _ in values()], flush=True)
+    ray.shutdown()
+    """
+    with program(tmp_path, source) as driver:
+        assert driver.wait(58) == 0, driver.text
+    assert "one each [(['0', '1'], True), (['0', '1'], True)]" in driver.text
+    assert "two each [['0', '1', '2', '3'], ['0', '1', '2', '3']]" in driver.text
+    assert "halves [['0'], ['0']]" in driver.text
+    assert "without a framework [['0'], ['1']]" in driver.text
+    assert "none [[''], ['']]" in driver.text

@@ -201,6 +201,32 @@ def test_a_runtime_environment_that_cannot_be_made_is_a_controller_error_with_th
     assert "none.zip" in text
 
 
+def test_a_start_that_cannot_succeed_is_tried_twice_and_not_for_ever(tmp_path: Path) -> None:
+    text = failure_of(rank, tmp_path, worker_runtime_env={"working_dir": (tmp_path / "none.zip").as_uri()})
+    assert "none.zip" in text
+    assert "it is not tried again, though FailureConfig.controller_failure_limit=-1: it has failed twice" in text
+    assert_clean()
+
+
+def test_a_worker_whose_constructor_raises_is_tried_twice_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from turnout.controllers.ray.actor import RankActor
+    from turnout.controllers.ray.group import Group
+
+    class Broken(RankActor):
+        def __init__(self, preload: object) -> None:
+            raise LookupError("the node lacks what it needs")
+
+    monkeypatch.setattr(Group, "actor_class", staticmethod(lambda: ray.remote(Broken)))
+    text = failure_of(rank, tmp_path)
+    assert "could not be started" in text
+    assert "LookupError: the node lacks what it needs" in text
+    assert "it has failed twice" in text
+
+
 def test_a_runtime_environment_reaches_the_workers(tmp_path: Path) -> None:
     folder = tmp_path / "code"
     folder.mkdir()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from turnout import ScalingConfig, UsageError
-from turnout.cluster import Bundles, Seat, Whereabouts, seated
+from turnout.cluster import Bundles, Seat, Whereabouts, seated, visible_devices
 from turnout.cluster.shortage import _fits
 
 
@@ -78,3 +78,29 @@ def test_whether_nodes_could_hold_all_workers(
         labels=None if labels is None else [labels] * num_workers,
     )
     assert _fits(bundles, nodes) is fits
+
+
+@pytest.mark.parametrize(
+    ("gpus", "seen"),
+    [
+        ([("0",), ("1",)], [("0", "1"), ("0", "1")]),
+        ([("3",), ("10",), ("1",)], [("1", "3", "10")] * 3),
+        ([("2", "3"), ("0", "1")], [("0", "2", "1", "3")] * 2),
+        ([("0",), ("0",), ("1",), ("1",)], [("0",), ("0",), ("1",), ("1",)]),
+        ([(), ()], [(), ()]),
+    ],
+)
+def test_a_rank_sees_its_node_s_gpus_with_its_own_at_its_local_rank(
+    gpus: list[tuple[str, ...]], seen: list[tuple[str, ...]]
+) -> None:
+    workers = [Whereabouts("a", "10.0.0.1", number, each, each) for number, each in enumerate(gpus)]
+    seats = seated(workers, "a")
+    assert visible_devices(workers, seats, shows_all=True) == seen
+    assert visible_devices(workers, seats, shows_all=False) == [gpus[seat.worker] for seat in seats]
+    if len(seen[0]) > 1:
+        assert all(seen[0][seat.local_rank : seat.local_rank + 1] == gpus[seat.worker][:1] for seat in seats)
+
+
+def test_ranks_see_the_gpus_of_their_own_node_alone() -> None:
+    workers = [Whereabouts(node, node, 0, (gpu,), (gpu,)) for node, gpu in (("a", "1"), ("b", "0"), ("a", "0"))]
+    assert visible_devices(workers, seated(workers, "a"), shows_all=True) == [("0", "1"), ("0", "1"), ("0",)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from turnout import CheckpointError, FailureConfig, UsageError, WorkerGroupError
 from turnout.controllers.base import Outcome
 from turnout.runtime.attempt import Attempt
-from turnout.runtime.failures import FailureKind, FailurePolicy, error_of
+from turnout.runtime.failures import FailurePolicy, error_of
 from turnout.session.events import Failed
 
 
@@ -14,7 +14,7 @@ def raised(*failures: tuple[int, Exception]) -> Exception:
     attempt = Attempt(0, lambda metrics, saved: None, lambda saved: None, lambda rank, data: None)
     for rank, error in failures:
         attempt.take(Failed(rank, error, f"train.py:{rank}"))
-    decision = FailurePolicy(FailureConfig()).decide(FailureKind.TRAINING, attempt)
+    decision = FailurePolicy(FailureConfig()).decide(Outcome(), attempt)
     return error_of(Outcome(), attempt, decision, "run")
 
 

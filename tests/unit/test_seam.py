@@ -223,3 +223,22 @@ def test_aborting_an_in_process_run_makes_its_next_report_raise() -> None:
         patch.setattr(LocalController, "__init__", remember)
         with pytest.raises(ControllerError, match="the operator said so"):
             DataParallelTrainer(train, scaling_config=ScalingConfig(num_workers=0)).fit()
+
+
+@pytest.mark.parametrize(("limit", "attempts"), [(-1, 2), (3, 4), (0, 1)])
+def test_a_group_that_can_never_be_brought_up_is_tried_twice_or_as_often_as_the_user_says(
+    controller: Any, limit: int, attempts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller.failures_to_start, controller.is_lasting = 100, True
+    begun = []
+    run_attempt = controller.run_attempt
+
+    def counted(self: Any, worker: Any, sink: Any) -> Any:
+        begun.append(self)
+        return run_attempt(self, worker, sink)
+
+    monkeypatch.setattr(controller, "run_attempt", counted)
+    with pytest.raises(ControllerError, match="no room") as caught:
+        fit(rank, run_config=RunConfig(failure_config=FailureConfig(controller_failure_limit=limit)))
+    assert len(begun) == attempts
+    assert any("not tried again" in note for note in getattr(caught.value, "__notes__", ())) == (limit == -1)

@@ -49,6 +49,7 @@ class OneWorker:
     """The channel of a worker that is alone, and whose reports nobody reads."""
 
     ranks = RankInfo()
+    notice = None
 
     def publish(self, event: WorkerEvent) -> None:
         pass

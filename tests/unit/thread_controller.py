@@ -24,6 +24,7 @@ class ThreadController(Controller):
     )
     failures_to_start: ClassVar[int] = 0
     """How many attempts end before they begin, as if no resources were there."""
+    is_lasting: ClassVar[bool] = False
     preemptions: ClassVar[int] = 0
     silent_rank: ClassVar[int | None] = None
     """The rank whose last word is lost, as if its process had been killed."""
@@ -38,7 +39,7 @@ class ThreadController(Controller):
     def run_attempt(self, worker: Worker, sink: Sink) -> Outcome:
         self.attempts += 1
         if self.attempts <= self.failures_to_start:
-            return Outcome(ending=Ending.NOT_STARTED, error=OSError("no room"))
+            return Outcome(ending=Ending.NOT_STARTED, error=OSError("no room"), is_lasting=self.is_lasting)
         if self.attempts <= self.preemptions:
             return Outcome(ending=Ending.PREEMPTED, error=OSError("node-1 goes"))
         size = self.spec.scaling_config.max_workers
@@ -68,6 +69,8 @@ class ThreadController(Controller):
 
 
 class _ThreadChannel:
+    notice = None
+
     def __init__(self, rank: int, size: int, publish: Sink, meeting: threading.Barrier, slots: list[Any]) -> None:
         self.ranks = RankInfo(rank, size, rank, size, 0)
         self.publish = publish

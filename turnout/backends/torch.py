@@ -58,6 +58,7 @@ class TorchConfig(BackendConfig):
     """
 
     backend_class: ClassVar[str | None] = "turnout.backends.torch:TorchBackend"
+    shows_all_gpus: ClassVar[bool] = True
     preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed")
     # The first optimizer of a process imports it, which takes longer than all the rest of a rank's start.
     imported_later: ClassVar[tuple[str, ...]] = ("torch._dynamo",)

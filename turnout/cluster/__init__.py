@@ -1,6 +1,8 @@
 """What is asked of Ray wherever workers are placed on a cluster: joining it, placement groups, who sits where."""
 
 from turnout.cluster.connection import DriverNode, connected_node, driver_node
+from turnout.cluster.devices import visible_devices
+from turnout.cluster.notices import deaf_nodes, draining_nodes
 from turnout.cluster.placement import Bundles, Placement, actor_options
 from turnout.cluster.processes import kill_actor_process
 from turnout.cluster.runtime_env import sent_runtime_env
@@ -16,6 +18,8 @@ __all__ = [
     "Whereabouts",
     "actor_options",
     "connected_node",
+    "deaf_nodes",
+    "draining_nodes",
     "driver_node",
     "kill_actor_process",
     "num_placeable",
@@ -23,4 +27,5 @@ __all__ = [
     "sent_runtime_env",
     "shortage_of",
     "spare_beside",
+    "visible_devices",
 ]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from turnout.cluster.notices import deaf_nodes, draining_nodes
 from turnout.config import ScalingConfig
 from turnout.errors import UsageError
 
 __all__ = ["Bundles", "Placement", "actor_options"]
 
+_NODE_LABEL = "ray.io/node-id"
 _ACCELERATOR_SHARE = 0.001  # of the resource that Ray gives the nodes with an accelerator; it counts nothing
 
 
@@ -105,17 +107,19 @@ class Placement:
     Args:
         bundles: what is to be placed.
         name: of the group, for people; it is made distinct.
+        without: nodes that are lost, though Ray may not know yet, or will be.
     """
 
-    def __init__(self, bundles: Bundles, name: str) -> None:
+    def __init__(self, bundles: Bundles, name: str, without: Collection[str] = ()) -> None:
         from ray.util.placement_group import placement_group
 
         self.bundles = bundles
+        self.without = frozenset(without)
         self._group = placement_group(
             [bundles.each] * bundles.num_workers,
             strategy=bundles.strategy,
             name=f"{name}-{os.urandom(4).hex()}",
-            bundle_label_selector=None if bundles.labels is None else [dict(each) for each in bundles.labels],
+            bundle_label_selector=_labels(bundles, self.without),
         )
 
     @property
@@ -129,11 +133,21 @@ class Placement:
     def nodes(self) -> list[str]:
         """The node of each bundle that is placed; those that are lost with their node are left out."""
         import ray
-        from ray.util.placement_group import placement_group_table
 
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        return [node for node in self._placed() if node in alive]
+
+    @property
+    def lost(self) -> set[str]:
+        """The nodes of bundles that are gone or will be taken away, and those it was made without that still are."""
+        nodes = {*self._placed(), *self.without}
+        return deaf_nodes(nodes) | (nodes & draining_nodes().keys())
+
+    def _placed(self) -> list[str]:
+        from ray.util.placement_group import placement_group_table
+
         placed = placement_group_table(self._group).get("bundles_to_node_id") or {}
-        return [node for node in placed.values() if node in alive]
+        return [node for node in placed.values() if node]
 
     def options(self, index: int, runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
         """The options of the actor that takes a bundle, whether or not it is placed yet."""
@@ -147,3 +161,11 @@ class Placement:
         from ray.util.placement_group import remove_placement_group
 
         remove_placement_group(self._group)
+
+
+def _labels(bundles: Bundles, without: Collection[str]) -> list[dict[str, str]] | None:
+    """What each bundle's node must carry: Ray labels a node with its own id."""
+    if not without:
+        return None if bundles.labels is None else [dict(each) for each in bundles.labels]
+    elsewhere = {_NODE_LABEL: f"!in({','.join(sorted(without))})"}
+    return [elsewhere | dict(each) for each in bundles.labels or [{}] * bundles.num_workers]

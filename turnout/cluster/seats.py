@@ -16,12 +16,14 @@ class Whereabouts(NamedTuple):
         address: of the node.
         pid: its process.
         devices: the accelerators that Ray has given it, as numbers of its node's or as Ray names them.
+        gpus: those of them that are GPUs.
     """
 
     node_id: str
     address: str
     pid: int
     devices: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
 
 
 class Seat(NamedTuple):

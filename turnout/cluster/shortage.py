@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from turnout.cluster.placement import Bundles
@@ -54,19 +54,20 @@ def shortage_of(bundles: Bundles) -> Shortage:
     return Shortage(not fits and not _can_grow(), f"asked: {bundles}, so {amounts}; {lack}")
 
 
-def num_placeable(bundles: Bundles, held: Sequence[str] = ()) -> int:
+def num_placeable(bundles: Bundles, held: Sequence[str] = (), without: Collection[str] = ()) -> int:
     """How many workers the cluster has room for now, beside what else runs on it; all that are asked for at most.
 
     Args:
         bundles: what they take.
         held: the nodes on which some of them are, whose room counts as free.
+        without: nodes that count for nothing, as they are about to go or are gone.
     """
     import ray
 
     free = ray._private.state.available_resources_per_node()
     nodes = []
     for node in ray.nodes():
-        if node["Alive"]:
+        if node["Alive"] and node["NodeID"] not in without:
             mine, has = held.count(node["NodeID"]), dict(free.get(node["NodeID"], {}))
             for name, amount in bundles.each.items():
                 has[name] = has.get(name, 0.0) + mine * amount

@@ -132,10 +132,12 @@ class Outcome:
     Args:
         ending: how it ended.
         error: why, unless it is `Ending.ENDED`.
+        is_lasting: a group that could not be brought up, for a cause that the next one is to meet too.
     """
 
     ending: Ending = Ending.ENDED
     error: Exception | None = None
+    is_lasting: bool = False
 
 
 class Controller(ABC):

@@ -21,13 +21,26 @@ from types import TracebackType
 from typing import Any, Self
 
 from turnout.combined_error import text_of
+from turnout.config import PreemptionInfo
 from turnout.controllers.asking import ask_for_stacks
 from turnout.controllers.base import Sink
 from turnout.controllers.lines import Address, ServedLine, framed, listening
 from turnout.controllers.loop import Loop
 from turnout.controllers.stacks import Place, merged, where_of
 from turnout.controllers.travel import dumps, loads
-from turnout.controllers.wire import CONTROL, DRIVERS, MAIN, OUTPUT, Break, Hello, Meet, error_of, understood, value_of
+from turnout.controllers.wire import (
+    CONTROL,
+    DRIVERS,
+    MAIN,
+    OUTPUT,
+    Break,
+    Hello,
+    Meet,
+    Noticed,
+    error_of,
+    understood,
+    value_of,
+)
 from turnout.errors import WorkerGroupError
 from turnout.session.events import Died, Failed, Finished, Reported
 
@@ -113,6 +126,8 @@ class Coordinator(Loop):
         self._lanes: dict[str, _Lane] = {}
         self._stop: Break | None = None
         self._has_stopped = False
+        self._notice: PreemptionInfo | None = None
+        """Goes with the answers of the train function's next meeting."""
         self._drivers_broken: Break | None = None
         self._held: list[Callable[[], None]] = []
         """Failures that wait for the death of a rank that has hung up, since that comes first."""
@@ -215,6 +230,10 @@ class Coordinator(Loop):
     def has_stopped(self) -> bool:
         """Whether ranks have been told so at a report."""
         return self._has_stopped
+
+    def notify(self, notice: PreemptionInfo) -> None:
+        """Have the ranks know from their next meeting on that machines go, so that all know it at the same call."""
+        self._notice = notice
 
     def break_off(self, reason: str, kind: str = "failed") -> None:
         """End every wait of the attempt, and refuse those to come; the first reason stays."""
@@ -479,7 +498,10 @@ class Coordinator(Loop):
             message = met[0].data
         else:
             message = [met[rank].data for rank in range(self.world_size)]
-        frame = framed(dumps(message))
+        if self._notice is not None and lane.name == MAIN:
+            frame, self._notice = framed(dumps(Noticed(message, self._notice))), None
+        else:
+            frame = framed(dumps(message))
         for rank in met:
             self._send(lane, rank, frame)
         if how == "gather" and not any(message):  # after the answers, while the ranks go on

@@ -51,6 +51,7 @@ class _LocalChannel:
     """A direct line: `publish` is the driver's own function."""
 
     ranks = RankInfo()
+    notice = None
 
     def __init__(self, sink: Sink) -> None:
         self.publish: Sink = sink

@@ -203,6 +203,7 @@ class _Channel:
 
     def __init__(self, wire: WireChannel, sink: Sink | None) -> None:
         self.ranks = wire.ranks
+        self.notice = None  # torchrun is told of none
         self.branch = wire.branch
         self.last_word: Failed | Finished | None = None
         self._wire = wire

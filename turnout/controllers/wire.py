@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from turnout.combined_error import text_of
+from turnout.config import PreemptionInfo
 from turnout.controllers.lines import Address, Line, connected
 from turnout.controllers.stacks import is_users
 from turnout.controllers.travel import dumps, loads, packed_error, traceback_text, unpacked_error
@@ -35,6 +36,7 @@ __all__ = [
     "Hello",
     "Lost",
     "Meet",
+    "Noticed",
     "WireChannel",
     "error_of",
     "understood",
@@ -103,6 +105,18 @@ class Break(NamedTuple):
         return (ControllerError if self.kind == "aborted" else WorkerGroupError)(self.reason)
 
 
+class Noticed(NamedTuple):
+    """What a meeting gives, where the ranks are also to know from it on that machines go.
+
+    Args:
+        message: what it gives.
+        notice: the same for all who meet.
+    """
+
+    message: Any  # Any: as of every meeting
+    notice: PreemptionInfo
+
+
 class Lost(NamedTuple):
     """Stands for a return value that cannot travel.
 
@@ -126,6 +140,7 @@ class WireChannel:
         self.ranks = ranks
         self.broken: Break | None = None
         """Why this rank can meet the others no more, if it cannot."""
+        self.notice: PreemptionInfo | None = None
         self._address = address
         self._lane = lane
         self._counts: Counter[str] = Counter()
@@ -193,6 +208,8 @@ class WireChannel:
             if type(answer) is Break:
                 self.broken = answer
                 raise answer.error()
+            if type(answer) is Noticed:
+                answer, self.notice = answer
         if how == "gather":
             return [loads(each) if each else None for each in answer]
         return loads(answer) if answer else None

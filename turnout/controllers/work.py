@@ -41,6 +41,7 @@ class Launch:
         directory: to work in.
         arguments: for ``sys.argv``.
         path: for ``sys.path``.
+        gpus: that each rank sees, as its node names them.
         shares: what each rank's work is called with beside the channel; none if it is called with that alone.
     """
 
@@ -51,6 +52,7 @@ class Launch:
     directory: str
     arguments: list[str]
     path: list[str]
+    gpus: Sequence[Sequence[str]] = ()
     shares: Sequence[Any] = ()  # Any: means something to the work alone
 
 

@@ -41,12 +41,14 @@ class Decision:
         wait_s: seconds before it. The first retry, and one after an attempt that reported, waits for nothing.
         count: "2 of at most 3", for messages.
         looks_deterministic: the same exception came from the same line as before, before any report.
+        is_hopeless: there is none because the group can never be brought up, though the limit allows another.
     """
 
     retry: bool
     wait_s: float
     count: str
     looks_deterministic: bool
+    is_hopeless: bool = False
 
 
 class FailurePolicy:
@@ -64,37 +66,52 @@ class FailurePolicy:
         }
         self._counts = dict.fromkeys(FailureKind, 0)
         self._fruitless = 0
+        self._num_lasting = 0
         self._last_signature: tuple[type[Exception], str] | None = None
 
-    def decide(self, kind: FailureKind, attempt: Attempt) -> Decision:
-        """Count a failure of ``kind``, and say what follows.
+    def decide(self, outcome: Outcome, attempt: Attempt) -> Decision:
+        """Count a failure by its kind, and say what follows.
+
+        Where there is no limit, a group that could not be brought up twice in a row for a cause that lasts is not tried
+        a third time: once more is for what only seemed to, as a package index that did not answer.
 
         Args:
-            kind: what failed.
-            attempt: the attempt that it ended.
+            outcome: of the attempt.
+            attempt: that has failed.
         """
+        kind = FailureKind.of(outcome)
         self._counts[kind] += 1
         count, limit = self._counts[kind], self._limits[kind]
-        signature = None if attempt.num_reports else _signature(attempt)
+        is_own = kind is FailureKind.TRAINING and not attempt.num_reports
+        signature = _signature(attempt) if is_own else None
         looks_deterministic = signature is not None and signature == self._last_signature
         self._last_signature = signature
         self._fruitless = 0 if attempt.num_reports else self._fruitless + 1
+        self._num_lasting = self._num_lasting + 1 if outcome.is_lasting else 0
+        is_hopeless = limit == -1 and self._num_lasting > 1
         waits = self._fruitless - 1  # the first retry goes at once
         return Decision(
-            retry=limit == -1 or count <= limit,
+            retry=count <= limit or (limit == -1 and not is_hopeless),
             wait_s=min(_FIRST_WAIT_S * 2 ** (waits - 1), _LONGEST_WAIT_S) if waits > 0 else 0.0,
             count=f"{kind.value} {count}" + ("" if limit == -1 else f", with {limit} allowed"),
             looks_deterministic=looks_deterministic,
+            is_hopeless=is_hopeless,
         )
 
 
 def error_of(outcome: Outcome, attempt: Attempt, decision: Decision, run_name: str) -> TrainingFailedError:
     """The error that `fit()` raises for a failed attempt: the first cause, with the user's own traceback."""
     error: TrainingFailedError
-    if not attempt.failures:
-        kind = PreemptionError if outcome.ending is Ending.PREEMPTED else ControllerError
+    is_preempted = outcome.ending is Ending.PREEMPTED
+    if is_preempted or not attempt.failures:
+        kind = PreemptionError if is_preempted else ControllerError
         error = kind(f"run {run_name!r}: {outcome.error or outcome.ending.value}")
         error.__cause__ = outcome.error
+        if decision.is_hopeless:
+            error.add_note(_HOPELESS)
+        if attempt.failures:
+            ends = (_told(rank, each).partition("\n")[0] for rank, each in attempt.failures.items())
+            error.add_note(f"how the ranks of attempt {attempt.number} ended: {'; '.join(ends)}")
         return error
     rank, cause = _first_cause(attempt.failures)
     error = combine(cause, dict(attempt.failures))
@@ -119,6 +136,12 @@ def error_of(outcome: Outcome, attempt: Attempt, decision: Decision, run_name: s
 
 
 _DETERMINISTIC = "this looks deterministic: the attempt before raised the same at the same line, before any report"
+
+
+_HOPELESS = (
+    "it is not tried again, though FailureConfig.controller_failure_limit=-1: it has failed twice, and the cause "
+    "lasts; a limit above 0 tries as often as it says"
+)
 
 
 def _first_cause(failures: dict[int, Exception]) -> tuple[int, Exception]:

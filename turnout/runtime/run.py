@@ -11,12 +11,12 @@ from turnout.checkpoint import Checkpoint
 from turnout.combined_error import text_of
 from turnout.config import FailureConfig, TrainRunContext
 from turnout.controllers.base import Controller, Ending, RunSpec
-from turnout.errors import TrainingFailedError
+from turnout.errors import PreemptionError, TrainingFailedError
 from turnout.result import Result
 from turnout.runtime.attempt import Attempt
 from turnout.runtime.callbacks import CallbackDispatcher
 from turnout.runtime.console import RankConsole
-from turnout.runtime.failures import Decision, FailureKind, FailurePolicy, error_of
+from turnout.runtime.failures import Decision, FailurePolicy, error_of
 from turnout.runtime.keeping import Keeper, MemoryKeeper
 from turnout.runtime.worker import TrainWorker
 from turnout.session.events import Saved
@@ -87,10 +87,13 @@ class Run:
                 self._keeper.require_current(attempt.number)
                 cause = "the number of workers changes"
                 continue
-            decision = self._policy.decide(FailureKind.of(outcome), attempt)
+            decision = self._policy.decide(outcome, attempt)
             error = error_of(outcome, attempt, decision, self._spec.name)
             if self._has_callbacks:
-                self._callbacks.after_exception(attempt.failures or {0: error})
+                told = isinstance(error, PreemptionError) or not attempt.failures
+                self._callbacks.after_exception(
+                    dict.fromkeys(attempt.failures or {0}, error) if told else attempt.failures
+                )
             if not decision.retry or not self._controller.traits.restartable:
                 raise error
             self._keeper.require_current(attempt.number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Protocol, TypeAlias
 
+from turnout.config import PreemptionInfo
 from turnout.session.events import RankInfo, Reported, WorkerEvent
 
 __all__ = ["Channel", "ExchangeKind"]
@@ -17,6 +18,10 @@ class Channel(Protocol):
     @property
     def ranks(self) -> RankInfo:
         """Who this worker is."""
+
+    @property
+    def notice(self) -> PreemptionInfo | None:
+        """That machines of the run will be taken away, if the last meeting has told so; the same on all ranks."""
 
     def publish(self, event: WorkerEvent) -> None:
         """Push an event to the driver; returns once it cannot be lost by this process going on."""

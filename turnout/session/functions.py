@@ -97,7 +97,11 @@ def get_dataset_shard(dataset_name: str | None = None) -> Any:  # Any: data of t
 
 
 def get_preemption_info() -> PreemptionInfo | None:
-    """The notice that machines of this run will be taken away, if there is one; the same on all ranks."""
+    """The notice that machines of this run will be taken away, if there is one; the same on all ranks.
+
+    It is what their last meeting has told them, as a `report` to storage or a `barrier`, so no rank asks here in vain
+    and none knows before another. Time to report a checkpoint: the next attempt starts from it, on other machines.
+    """
     return active().get_preemption_info()
 
 

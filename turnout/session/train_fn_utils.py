@@ -151,7 +151,7 @@ class TrainFnUtils:
 
     def get_preemption_info(self) -> PreemptionInfo | None:
         """See `turnout.get_preemption_info`."""
-        return None
+        return self._outbox.channel.notice
 
     def finish(self, failure: BaseException | None) -> None:
         """The train function has ended: wait for what is under way; a failed upload is raised.

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from turnout.cluster import Whereabouts
@@ -61,8 +61,10 @@ class RankActor:
         import ray
 
         context = ray.get_runtime_context()
-        devices = (str(each) for kind in context.get_accelerator_ids().values() for each in kind)
-        return Whereabouts(context.get_node_id(), ray.util.get_node_ip_address(), os.getpid(), tuple(devices))
+        given = {kind: tuple(map(str, each)) for kind, each in context.get_accelerator_ids().items()}
+        devices = tuple(each for kind in given.values() for each in kind)
+        node = context.get_node_id()
+        return Whereabouts(node, ray.util.get_node_ip_address(), os.getpid(), devices, given.get("GPU", ()))
 
     def run(self, launch: Launch, rank: int) -> None:
         """Be a rank; returns when everything that it has to say is said.
@@ -73,6 +75,7 @@ class RankActor:
         ranks = launch.ranks[rank]
         threading.current_thread().name = f"rank {rank}"
         _take_surroundings(launch, ranks)
+        _show_gpus(launch.gpus[rank])
         channel = self._channel = WireChannel(launch.address, ranks)
         channel.answer_where()
         channel.tell_of_crashes()
@@ -147,6 +150,16 @@ def _take_surroundings(launch: Launch, ranks: RankInfo) -> None:
     # Code that the user has sent along comes before what only lies here by chance.
     sys.path[:] = sys.path + more if {"working_dir", "py_modules"} & set(brought) else more + sys.path
     take_empty_main()
+
+
+def _show_gpus(gpus: Sequence[str]) -> None:
+    """Let this process see these of its node's GPUs, by the variable of their maker's that Ray would set."""
+    from ray._private.accelerators import get_accelerator_manager_for_resource
+
+    manager = get_accelerator_manager_for_resource("GPU")
+    name = manager.get_visible_accelerator_ids_env_var() if manager is not None else None
+    if name is not None:
+        os.environ[name] = ",".join(gpus)
 
 
 def _told_of_import(error: ImportError) -> str:

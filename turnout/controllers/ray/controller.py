@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar
 
-from turnout.cluster import Bundles, Placement, actor_options, connected_node, num_placeable, sent_runtime_env
+from turnout.cluster import (
+    Bundles,
+    Placement,
+    actor_options,
+    connected_node,
+    draining_nodes,
+    num_placeable,
+    sent_runtime_env,
+)
 from turnout.controllers.base import Controller, DealingWorker, Ending, Outcome, RunSpec, Sink, Traits, Worker
-from turnout.controllers.ray.group import Group, OtherSizeError, Room
+from turnout.controllers.ray.group import CannotStartError, Group, OtherSizeError, Room
 from turnout.controllers.work import packed_validation, packed_work
 from turnout.data import check_datasets
-from turnout.errors import ControllerError, UsageError
+from turnout.errors import ControllerError, PreemptionError, UsageError
 
 __all__ = ["RayController"]
+
+logger = logging.getLogger(__name__)
 
 
 class RayController(Controller):
@@ -72,22 +84,25 @@ class RayController(Controller):
             except OtherSizeError:
                 continue
             except ControllerError as error:
-                return Outcome(ending=Ending.NOT_STARTED, error=error)
+                return Outcome(ending=Ending.NOT_STARTED, error=error, is_lasting=isinstance(error, CannotStartError))
             finally:
                 self._group = None
                 if has_ended_well:  # nothing follows but validations, which may need what the ranks had
                     self.close()
             if group.was_interrupted:
                 raise KeyboardInterrupt
+            if group.was_preempted:
+                return Outcome(ending=Ending.PREEMPTED, error=PreemptionError(group.told_of_preemption))
             return Outcome(ending=Ending.RESIZED if group.was_resized else Ending.ENDED)
 
     def _room(self, runtime_env: dict[str, Any] | None) -> Room:
         """Where the workers of the next attempt are placed: as before, unless another number of them can be."""
-        size = self._better_size()
-        if self._placement is not None and self._placement.bundles.num_workers != size:
+        lost = self._placement.lost if self._placement is not None else set()
+        size = self._better_size(lost)
+        if self._placement is not None and (self._placement.bundles.num_workers != size or self._is_outdated(lost)):
             self.close()
         if self._placement is None:
-            self._placement = Placement(self._bundles.of_size(size), f"turnout-{self.spec.name}")
+            self._placement = Placement(self._bundles.of_size(size), f"turnout-{self.spec.name}", lost)
         placement = self._placement
         return Room(
             size=size,
@@ -95,16 +110,24 @@ class RayController(Controller):
             bundles=placement.bundles,
             is_placed=lambda: placement.state == "CREATED",
             may_be_refused=not self._has_begun,
-            better_size=self._better_size if self._is_elastic else None,
+            better_size=(lambda: self._better_size(placement.without)) if self._is_elastic else None,
+            is_outdated=lambda: self._is_outdated(placement.lost),
+            watches_nodes=True,
             look_s=self.spec.scaling_config.elastic_resize_monitor_interval_s,
         )
 
-    def _better_size(self) -> int:
+    def _is_outdated(self, lost: AbstractSet[str]) -> bool:
+        """Whether the placement group has bundles on lost nodes, or keeps off those that are there again."""
+        placement = self._placement
+        return placement is not None and lost != placement.without
+
+    def _better_size(self, lost: AbstractSet[str]) -> int:
         """How many workers there are to be: all, or of an elastic run as many as there is room for."""
         if not self._is_elastic:
             return self._bundles.num_workers
         held = self._placement.nodes if self._placement is not None else []
-        return max(self.spec.scaling_config.min_workers, num_placeable(self._bundles, held))
+        without = {*lost, *draining_nodes()}
+        return max(self.spec.scaling_config.min_workers, num_placeable(self._bundles, held, without))
 
     def abort(self, reason: str, grace_s: float) -> None:
         """End the attempt: waits are broken, and ranks that do not unwind in time are killed."""
@@ -151,6 +174,13 @@ def _preload(spec: RunSpec) -> list[str]:
 
 def _refuse_unsupported(spec: RunSpec) -> None:
     scaling = spec.scaling_config
+    if (
+        failure_config := spec.run_config.failure_config
+    ) is not None and failure_config.relax_collectives_on_preemption:
+        logger.warning(
+            "FailureConfig.relax_collectives_on_preemption=True: no effect; a report is a meeting of all ranks, "
+            "also of those that are going"
+        )
     check_datasets(spec.datasets, spec.dataset_config, world_size=scaling.max_workers)
 
 

@@ -8,7 +8,7 @@ from turnout.cluster import Whereabouts
 from turnout.combined_error import text_of
 from turnout.controllers.stacks import where_of
 
-__all__ = ["cause_of", "told_of"]
+__all__ = ["cause_of", "has_gone_with_node", "stays", "told_of"]
 
 # Stands in every text of Ray's about an actor's death, and says nothing.
 _EMPTY = ("class_name:", "actor_id:", "pid:", "name:", "namespace:", "ip:", "The actor died unexpectedly before")
@@ -35,7 +35,7 @@ def told_of(error: BaseException | None, place: Whereabouts, last_words: str) ->
     where = f"(pid {place.pid} on node {place.address})"
     if error is None:
         return f"{where} has ended without a word"
-    from ray.exceptions import RayTaskError
+    from ray.exceptions import ActorUnavailableError, RayTaskError
 
     detail = cause_of(error)
     if isinstance(error, RayTaskError):
@@ -46,9 +46,28 @@ def told_of(error: BaseException | None, place: Whereabouts, last_words: str) ->
         return f"{where} was killed by {name}" + (f"; it {at.what.replace('is in', 'was in')}" if at.line else "")
     if "OUT_OF_MEMORY" in detail or "running low on memory" in detail:
         return f"{where} was killed, as its node ran out of memory. Ray says: {detail}"
+    if isinstance(error, ActorUnavailableError):
+        return f"{where} is lost, maybe with its node, as Ray does not know how it has ended. Ray says: {detail}"
     if "node" in detail.partition(".")[0]:
         return f"{where} is lost with its node. Ray says: {detail}"
     return f"{where} was killed, as by SIGKILL (out of memory?), or has left by os._exit. Ray says: {detail}"
+
+
+def stays(error: BaseException) -> bool:
+    """Whether what has kept a worker from starting is to be expected of the next one: of its surroundings or its class.
+
+    Ray has then tried itself as often as it does.
+    """
+    from ray.exceptions import RayActorError, RuntimeEnvSetupError
+
+    return isinstance(error, RuntimeEnvSetupError) or (isinstance(error, RayActorError) and error.actor_init_failed)
+
+
+def has_gone_with_node(error: BaseException | None) -> bool:
+    """Whether Ray says that an actor has died with a node which it was told would be taken away."""
+    from ray.exceptions import RayActorError
+
+    return isinstance(error, RayActorError) and bool(error.preempted)
 
 
 def cause_of(error: BaseException | None) -> str:

@@ -7,26 +7,42 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from turnout.cluster import Bundles, DriverNode, Whereabouts, kill_actor_process, seated, shortage_of, spare_beside
+from turnout.cluster import (
+    Bundles,
+    DriverNode,
+    Whereabouts,
+    deaf_nodes,
+    draining_nodes,
+    kill_actor_process,
+    seated,
+    shortage_of,
+    spare_beside,
+    visible_devices,
+)
+from turnout.config import FailureConfig, PreemptionInfo
 from turnout.controllers.base import RunSpec, Sink
 from turnout.controllers.coordinator import Coordinator
 from turnout.controllers.interrupts import signals_handled
 from turnout.controllers.output import RankOutput
 from turnout.controllers.ray.actor import RankActor
-from turnout.controllers.ray.deaths import cause_of, told_of
+from turnout.controllers.ray.deaths import cause_of, has_gone_with_node, stays, told_of
 from turnout.controllers.work import Launch, working_directory
 from turnout.data import Site
 from turnout.environment import own_variables
 from turnout.errors import ControllerError, ResourceError, TurnoutError
 from turnout.session.events import RankInfo
 
-__all__ = ["Group", "OtherSizeError", "Room"]
+__all__ = ["CannotStartError", "Group", "OtherSizeError", "Room"]
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 _UNWIND_S = 3.0  # for ranks to unwind once the attempt has failed
 _LINGER_S = 0.0005  # a report of two ranks takes a part of a millisecond
@@ -35,6 +51,8 @@ _GONE_S = 2.0  # for processes to be gone once they are killed; a child may hold
 _DEAF_S = 0.5  # for a process to end that Ray has told to
 _UNANSWERED_S = 20.0  # for Ray to say that processes that were killed have ended
 _HUNG_UP_S = 5.0  # for Ray to say how a rank has ended that has hung up
+_NODE_S = 0.5  # for Ray to say how a rank has ended, until it is seen whether its node is there at all
+_NOTICE_S = 5.0  # between two questions for nodes that will be taken away
 _FIRST_LOOK_S = 2.0  # at why the workers have not come
 _LOOK_S = 4.0
 
@@ -51,6 +69,8 @@ class Room:
         may_be_refused: whether a request above the whole cluster is an error; else it is waited for.
         better_size: how many workers there would better be, as the cluster is now; ``size`` where that does not change.
         look_s: seconds between two looks at whether there is room for more, once the workers run.
+        is_outdated: whether the group would be placed elsewhere now, if it is not placed yet.
+        watches_nodes: have an eye on the nodes of the workers: on notices that they go, and on their loss.
     """
 
     size: int
@@ -60,10 +80,16 @@ class Room:
     may_be_refused: bool = False
     better_size: Callable[[], int] | None = None
     look_s: float = 60.0
+    is_outdated: Callable[[], bool] = lambda: False
+    watches_nodes: bool = False
+
+
+class CannotStartError(ControllerError):
+    """A worker could not be started, for a cause that another attempt would meet too."""
 
 
 class OtherSizeError(Exception):
-    """The workers have not come, and another number of them could."""
+    """The workers have not come, and another number of them could, or they could elsewhere."""
 
 
 class Group:
@@ -80,10 +106,14 @@ class Group:
     def __init__(self, spec: RunSpec, node: DriverNode, sink: Sink, room: Room, preload: Sequence[str]) -> None:
         self.was_interrupted = False
         self.was_timed_out = False
+        self.was_preempted = False
+        """Whether it has ended because nodes were taken away of which it was told before."""
         self._spec = spec
         self._node = node
         self._room = room
         self._preload = preload
+        backend_config = spec.backend_config
+        self._shows_all_gpus = backend_config is not None and backend_config.shows_all_gpus
         self._work: Any = None  # Any: bytes, or Ray's reference to them
         self._deal: Callable[[Site], Sequence[Any]] | None = None
         self._actors: list[Any] = []  # Any: Ray's handles have no types of ours
@@ -93,6 +123,13 @@ class Group:
         """The worker of each rank, once all have come."""
         self._running: set[int] = set()
         """The ranks whose processes run."""
+        self._asks = ThreadPoolExecutor(1, "turnout-asks")
+        """What is asked of Ray that may take its time; the thread is begun with the first question."""
+        self._draining: dict[str, int | None] = {}
+        """The nodes of ranks that will be taken away, and when."""
+        self._notice: PreemptionInfo | None = None
+        self._taken: set[int] = set()
+        """The ranks that have died with a node that was taken away."""
         self._outputs = [RankOutput(rank, sink) for rank in range(room.size)]
         self._error: Exception | None = None
         """Why the group has not come up."""
@@ -112,7 +149,7 @@ class Group:
             fails_on_stall=spec.run_config.stall_action == "fail",
             linger_s=_LINGER_S,
             on_break=lambda reason: self._unwind(_UNWIND_S),
-            on_disconnect=lambda rank: self._coordinator.call_in(_HUNG_UP_S, lambda: self._give_up(rank)),
+            on_disconnect=self._hung_up,
             on_output=lambda rank, data: self._outputs[rank].take(data),
         )
 
@@ -128,6 +165,7 @@ class Group:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._asks.shutdown()
         self._coordinator.close()
         for output in self._outputs:
             output.finish()
@@ -141,6 +179,17 @@ class Group:
     def was_resized(self) -> bool:
         """Whether its ranks were stopped because there is room for more of them."""
         return self._coordinator.has_stopped and not self.was_interrupted
+
+    @property
+    def told_of_preemption(self) -> str:
+        """Which nodes were taken away, with which ranks, for people."""
+        ranks = {*self._taken, *(self._notice.preempted_ranks if self._notice is not None else ())}
+        nodes: dict[Whereabouts, list[str]] = {}
+        for rank in sorted(ranks):
+            place = self._places[self._seats[rank]]
+            nodes.setdefault(Whereabouts(place.node_id, place.address, 0), []).append(str(rank))
+        told = [f"node {at.address} ({at.node_id[:8]}) with rank(s) {', '.join(each)}" for at, each in nodes.items()]
+        return f"{' and '.join(told)}: taken away by its owner, of which Ray was told before"
 
     def start(self, work: bytes, deal: Callable[[Site], Sequence[Any]] | None = None) -> None:  # Any: travels only
         """Ask for every worker, to do ``work``, each with what ``deal`` gives for it once all have come."""
@@ -200,13 +249,23 @@ class Group:
 
         ref.future().add_done_callback(done)
 
+    def _ask(self, question: Callable[[], _T], then: Callable[[_T], None]) -> None:
+        """Have ``then`` called in the loop with the answer, if there is one."""
+
+        def done(future: Future[_T]) -> None:
+            if not future.cancelled() and future.exception() is None:
+                self._coordinator.call_soon(lambda: then(future.result()))
+
+        self._asks.submit(question).add_done_callback(done)
+
     # -- the start
 
     def _arrived(self, worker: int, place: Whereabouts, error: BaseException | None) -> None:
         if self._is_over or self._seats:
             return
         if error is not None:
-            self._fail_start(ControllerError(f"worker {worker} could not be started: {cause_of(error)}"), error)
+            kind = CannotStartError if stays(error) else ControllerError
+            self._fail_start(kind(f"worker {worker} could not be started: {cause_of(error)}"), error)
             return
         self._places[worker] = place
         if len(self._places) == self._room.size:
@@ -237,10 +296,13 @@ class Group:
             directory=working_directory(),
             arguments=list(sys.argv),
             path=[os.path.abspath(each) for each in sys.path],
+            gpus=visible_devices(places, seats, shows_all=self._shows_all_gpus),
             shares=shares,
         )
         if self._room.better_size is not None:
             self._coordinator.call_in(self._room.look_s, self._look_for_more)
+        if self._room.watches_nodes:
+            self._ask_for_notices()
         shared = ray.put(launch)
         self._running = set(range(len(seats)))
         for rank, worker in enumerate(self._seats):
@@ -264,7 +326,7 @@ class Group:
         if self._seats or self._is_over:
             return
         self._num_looks += 1
-        if not self._room.is_placed() and self._better_size() != self._room.size:
+        if not self._room.is_placed() and (self._better_size() != self._room.size or self._room.is_outdated()):
             self._fail_start(OtherSizeError())
             return
         if self._room.may_be_refused and not self._places and not self._room.is_placed():
@@ -300,6 +362,76 @@ class Group:
             return "the cluster has set aside what they take, and their processes are being started"
         return shortage_of(self._room.bundles).text
 
+    # -- nodes that go
+
+    def _ask_for_notices(self) -> None:
+        """Ray tells of them only whoever asks."""
+        if not self._is_leaving and not self._is_ending and self._coordinator.broken is None:
+            self._ask(draining_nodes, self._take_notices)
+            self._coordinator.call_in(_NOTICE_S, self._ask_for_notices)
+
+    def _take_notices(self, draining: Mapping[str, int | None]) -> None:
+        """Tell the ranks which of their nodes go, at their next meeting, and end the attempt when the time has come."""
+        nodes: dict[str, list[int]] = {}
+        for rank, worker in enumerate(self._seats):
+            nodes.setdefault(self._places[worker].node_id, []).append(rank)
+        self._draining |= {node: draining[node] for node in nodes if node in draining}
+        deadline_ms = min((each for each in self._draining.values() if each is not None), default=None)
+        notice = PreemptionInfo(deadline_ms, {node: nodes[node] for node in self._draining})
+        if not self._draining or notice == self._notice:
+            return
+        self._notice = notice
+        self._coordinator.notify(notice)
+        left_s = None if deadline_ms is None else max(0.0, deadline_ms / 1000 - time.time())
+        grace_s = (self._spec.run_config.failure_config or FailureConfig()).preemption_grace_s
+        when = "soon" if left_s is None else f"in {left_s:.0f} s"
+        logger.warning("run %r: %s; it goes %s", self._spec.name, self.told_of_preemption, when)
+        if left_s is not None or grace_s:
+            self._coordinator.call_in((left_s or 0.0) + grace_s, self._preempt)
+
+    def _preempt(self) -> None:
+        """The nodes' time is over: end the attempt, wherever the ranks are."""
+        if self._coordinator.broken is None and self._coordinator.unfinished and not self._is_killing:
+            self.was_preempted = True
+            self._coordinator.break_off(self.told_of_preemption)
+
+    def _note_death(self, rank: int, error: BaseException | None = None) -> None:
+        """A rank has died by itself: with its node, if that was to go or Ray says that it was taken."""
+        was_told = self._notice is not None and rank in self._notice.preempted_ranks
+        if (was_told or has_gone_with_node(error)) and not self._is_killing:
+            self.was_preempted = True
+            self._taken.add(rank)
+
+    def _hung_up(self, rank: int) -> None:
+        """Ray soon says how its process has ended, unless Ray's own on that node has too: see whether it is there.
+
+        Ray itself takes half a minute for that.
+        """
+        self._coordinator.call_in(_HUNG_UP_S, lambda: self._give_up(rank))
+        node = self._places[self._seats[rank]].node_id
+        if self._room.watches_nodes and node != self._node.node_id:
+            self._coordinator.call_in(_NODE_S, lambda: self._look_after(rank, node))
+
+    def _look_after(self, rank: int, node: str) -> None:
+        def lose(deaf: set[str]) -> None:
+            if deaf and rank in self._running:
+                self._lose(rank)
+
+        if rank in self._running and not self._is_over:
+            self._ask(lambda: deaf_nodes([node]), lose)
+
+    def _lose(self, rank: int) -> None:
+        """Its node is gone, so nobody will say how its process has ended."""
+        self._running.discard(rank)
+        if rank in self._coordinator.unfinished:
+            place = self._places[self._seats[rank]]
+            self._note_death(rank)
+            self._outputs[rank].finish()
+            how = f"(pid {place.pid} on node {place.address}) is lost with its node, where Ray does not answer"
+            self._coordinator.died(rank, how, self._outputs[rank].shown())
+        if not self._running:
+            self._end()
+
     # -- ends
 
     def _is_done(self) -> bool:
@@ -328,6 +460,7 @@ class Group:
                 text = f"rank {rank}, on node {node}, has not come to the driver at {self._node.address}"
                 self._fail_start(ControllerError(f"{text}: {cause_of(error)}"), error)
                 return
+            self._note_death(rank, error)
             self._outputs[rank].finish()
             coordinator.died(rank, self._how(rank, error), self._outputs[rank].shown())
         if not self._running:
