@@ -335,6 +335,7 @@ class _Attempt:
         self._console = RankConsole()
         self._ended: dict[int, _Word] = {}
         self._failures: list[RankFailure] = []
+        self._refused: dict[int, RankFailure] = {}
         self._hung = ""
         self._timers: list[threading.Timer] = []
 
@@ -358,10 +359,14 @@ class _Attempt:
             self._console.show(event.rank, event.data)
         elif isinstance(event, Finished):
             self._end(event.rank, event.value)
-        elif isinstance(event, Failed) and not isinstance(event.error, WorkerGroupError):
-            # It came to no word of its own: its process group could not be set up, or the body not be received.
+        elif isinstance(event, Failed):
+            # The coordinator says so of ranks that wait in vain, which have a word of their own to follow; of one that
+            # has none the process group could not be set up, or the body not be received.
             text = f"could not enter the test's body: {traceback_text(event.error)}"
-            self._fail(RankFailure(event.rank, event.error, text, False))
+            is_consequence = isinstance(event.error, WorkerGroupError)
+            self._refused.setdefault(event.rank, RankFailure(event.rank, event.error, text, is_consequence))
+            if not is_consequence:
+                self._end_soon_after(event.rank)
         elif isinstance(event, Died) and event.rank not in self._ended:
             text = self._hung or event.reason
             self._fail(RankFailure(event.rank, WorkerGroupError(f"rank {event.rank} {text}"), text, bool(self._hung)))
@@ -372,9 +377,12 @@ class _Attempt:
             self._fail(RankFailure(rank, unpacked_error(word.error), loads(word.shown), word.is_consequence))
 
     def _fail(self, failure: RankFailure) -> None:
-        if not self._failures:
-            self._end_in(_AFTER_FAILURE_S, f"{_AFTER_FAILURE_S:g} s after rank {failure.rank} had failed")
         self._failures.append(failure)
+        self._end_soon_after(failure.rank)
+
+    def _end_soon_after(self, rank: int) -> None:
+        if len(self._timers) == 1:
+            self._end_in(_AFTER_FAILURE_S, f"{_AFTER_FAILURE_S:g} s after rank {rank} had failed")
 
     def _end_in(self, delay_s: float, limit: str) -> None:
         timer = threading.Timer(delay_s, self._give_up, [limit])
@@ -393,8 +401,9 @@ class _Attempt:
 
     def _ordered(self) -> list[RankFailure]:
         """Those that caused the others first, else as they came; one for each rank."""
-        first = {failure.rank: failure for failure in reversed(self._failures)}
-        return sorted(first.values(), key=lambda failure: (failure.is_consequence, self._failures.index(failure)))
+        told = [*self._failures, *(each for rank, each in self._refused.items() if rank not in self._ended)]
+        first = {failure.rank: failure for failure in reversed(told)}
+        return sorted(first.values(), key=lambda failure: (failure.is_consequence, told.index(failure)))
 
 
 @dataclass(frozen=True)
