@@ -12,7 +12,7 @@ import pytest
 
 from tests.distributed.on_ray import fit
 from tests.distributed.within import rank
-from turnout import ResourceError, ScalingConfig, UnsupportedError
+from turnout import ResourceError, ScalingConfig
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -93,8 +93,3 @@ def test_the_wait_ends_when_the_user_says(holder: Any, tmp_path: Path) -> None:
 def test_resources_are_fractions_and_the_user_s_own_too(tmp_path: Path) -> None:
     scaling = on_ray(6, resources_per_worker={"CPU": 0.5})
     assert fit(rank, tmp_path, scaling_config=scaling).return_values == [0, 1, 2, 3, 4, 5]
-
-
-def test_an_elastic_run_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"num_workers=\(1, 2\) \(elastic\)"):
-        fit(rank, tmp_path, scaling_config=on_ray((1, 2)))
