@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ def test_a_trial_may_train_on_workers_of_its_own(tmp_path: Path, monkeypatch: py
     import warnings
 
     monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "0")
+    monkeypatch.setenv("CRC32C_SW_MODE", "auto")  # Tune sets it, and a handler of its own
+    handler = signal.getsignal(signal.SIGINT)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own
         from ray import tune
@@ -38,6 +41,9 @@ def test_a_trial_may_train_on_workers_of_its_own(tmp_path: Path, monkeypatch: py
             param_space={"factor": tune.grid_search([1, 2])},
             run_config=tune.RunConfig(storage_path=str(tmp_path / "trials"), verbose=0),
         )
-        results = tuner.fit()
+        try:
+            results = tuner.fit()
+        finally:
+            signal.signal(signal.SIGINT, handler)
 
     assert sorted((results[index].metrics or {})["product"] for index in range(len(results))) == [10, 20]
