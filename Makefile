@@ -4,14 +4,19 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check chaos bench format clean
+.PHONY: demo test ray check chaos bench format clean
 
 demo: $(READY)
 	$(BIN)/python examples/digits.py
 	$(BIN)/python examples/all_tracks.py
 
 test: $(READY)
-	$(BIN)/python -m pytest --ignore tests/crash --ignore tests/chaos
+	$(BIN)/python -m pytest --ignore tests/crash --ignore tests/chaos -m "not on_ray"
+
+# The contract over Ray, and the tests of the Ray track but for test_ray.py: every run of theirs starts processes that
+# import Ray. `make test` leaves them out.
+ray: $(READY)
+	$(BIN)/python -m pytest --ignore tests/crash --ignore tests/chaos -m on_ray
 
 # What kills runs: the crash suite, and the chaos suite on a Ray cluster. `make test` leaves them out.
 chaos: $(READY)

@@ -9,6 +9,13 @@ import pytest
 from turnout.testing.cluster import local_cluster
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The basics of the Ray track are tested beside everything else; the rest takes longer."""
+    for item in items:
+        if item.path.name.startswith("test_ray_"):
+            item.add_marker(pytest.mark.on_ray)
+
+
 @pytest.fixture(scope="session")
 def _cluster() -> Iterator[None]:
     with local_cluster():

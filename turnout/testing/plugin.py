@@ -34,7 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Make the markers known."""
+    config.addinivalue_line("markers", "on_ray: the test runs on a Ray cluster; of turnout.testing.contract")
     config.addinivalue_line(
         "markers",
         "ranks(world_size, *, timeout_s=60, backend=None, faults=()): run the test's body on that many ranks, forked "

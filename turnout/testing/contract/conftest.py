@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -42,8 +41,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     tracks = _tracks(metafunc.config)
     for fixture, has_it in _CHOSEN.items():
         if fixture in metafunc.fixturenames:
-            chosen = [track for track in tracks if has_it(track)]
-            metafunc.parametrize(fixture, chosen, ids=[track.name for track in chosen], indirect=True)
+            chosen = [
+                pytest.param(track, id=track.name, marks=[pytest.mark.on_ray] * (track is RAY))
+                for track in tracks
+                if has_it(track)
+            ]
+            metafunc.parametrize(fixture, chosen, indirect=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A cluster is there before the police look for the first time."""
+    for item in items:
+        if isinstance(item, pytest.Function) and RAY in getattr(getattr(item, "callspec", None), "params", {}).values():
+            item.fixturenames = ["_session_cluster", *item.fixturenames]  # of this item alone
 
 
 @pytest.fixture
@@ -67,7 +77,7 @@ def _warm_server(pytestconfig: pytest.Config) -> None:
     warm_server(pytestconfig).start(_PRELOADED)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _cluster(pytestconfig: pytest.Config) -> Iterator[None]:
-    with local_cluster() if RAY in _tracks(pytestconfig) else contextlib.nullcontext():
+@pytest.fixture(scope="session")
+def _session_cluster() -> Iterator[None]:
+    with local_cluster():
         yield
