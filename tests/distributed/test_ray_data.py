@@ -38,8 +38,8 @@ def processes_of(name: str) -> list[int]:
 
 
 def assert_gone(name: str) -> None:
-    """No such process is there any more, or soon none is, and Ray knows it: it counts a task's end late."""
-    wait_until(lambda: not processes_of(name), f"{name} to be gone", 5)
+    """No such process is there any more, or soon none is, and Ray knows it: it ends and counts orphans in its time."""
+    wait_until(lambda: not processes_of(name), f"{name} to be gone", 20)
     wait_until(is_free, "what the run had to be free", 20)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 
@@ -24,6 +25,7 @@ def local_cluster(num_cpus: int = 4) -> Iterator[None]:
         if ray.is_initialized():
             yield
             return
+        breakpoint_hook = os.environ.get("PYTHONBREAKPOINT")
         ray.init(
             address="local",
             include_dashboard=False,
@@ -31,6 +33,11 @@ def local_cluster(num_cpus: int = 4) -> Iterator[None]:
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
+        # Ray has breakpoint() mean its own debugger, in this process and all that it starts.
+        if breakpoint_hook is None:
+            os.environ.pop("PYTHONBREAKPOINT", None)
+        else:
+            os.environ["PYTHONBREAKPOINT"] = breakpoint_hook
         try:
             yield
         finally:
