@@ -69,7 +69,8 @@ class Chaos:
         (self.folder / "stop").touch()
         output, _ = self._driver.communicate(timeout=_RECOVERY_S)
         assert self._driver.returncode == 0, self.told()
-        return [tuple(each) for each in json.loads(output.rpartition("done ")[2])]
+        done = next(line for line in output.splitlines() if line.startswith("done "))
+        return [tuple(each) for each in json.loads(done.removeprefix("done "))]
 
     def close(self) -> None:
         """End what is left."""

@@ -34,9 +34,12 @@ _LASTING_VARIABLES = (
     "COLUMNS",
     "LINES",
     "TORCHINDUCTOR_CACHE_DIR",
-    "RAY_CLIENT_MODE",
     "PYTHONBREAKPOINT",
 )
+
+
+def _is_lasting(variable: str) -> bool:
+    return variable in _LASTING_VARIABLES or variable.startswith("RAY_")
 
 
 class LeakError(AssertionError):
@@ -65,7 +68,7 @@ class Belongings:
         return cls(
             threads=frozenset(f"{thread.name} ({thread.ident})" for thread in threading.enumerate()),
             processes=frozenset(_children(process)),
-            environment=frozenset(f"{k}={v}" for k, v in os.environ.items() if k not in _LASTING_VARIABLES),
+            environment=frozenset(f"{k}={v}" for k, v in os.environ.items() if not _is_lasting(k)),
             open_files=frozenset(
                 f"{file.path} (fd {file.fd})" for file in process.open_files() if _FILES_OF_RAY not in file.path
             ),
