@@ -54,6 +54,7 @@ def _measure(settings: Settings) -> Outcome:
         {
             "alone": partial(_session, "marker_tests.py", "-n", "0"),
             "xdist": partial(_session, "marker_tests.py", "-n", "2"),
+            "gloo": partial(_session, "gloo_marker_tests.py", "-n", "0"),
             "spawn": partial(_session, "spawn_tests.py", "-n", "0"),
         },
         rounds=settings.rounds(5),
@@ -67,16 +68,17 @@ def _measure(settings: Settings) -> Outcome:
     test = series("alone", "a test after the first", Role.TURNOUT)
     alone = series("alone", "fifty, whole session", Role.TURNOUT, is_whole=True)
     xdist = series("xdist", "fifty under `pytest-xdist -n 2`", Role.TURNOUT, is_whole=True)
+    gloo = series("gloo", "one with gloo", Role.TURNOUT)
     spawn = series("spawn", "a test by `torch.multiprocessing.spawn`", Role.PEER)
     return Outcome(
-        series=[test, alone, xdist, spawn, ratios("peer over Turnout", spawn, test)],
-        checks=[Check.at_most(test, 100), Check.at_most(alone, 10), Check.at_most(xdist, 10)],
+        series=[test, alone, xdist, gloo, spawn, ratios("peer over Turnout, both with gloo", spawn, gloo)],
+        checks=[Check.at_most(test, 100), Check.at_most(gloo, 100), Check.at_most(alone, 10), Check.at_most(xdist, 10)],
     )
 
 
 BENCHMARK = Benchmark(
     id="T1",
-    title="A test on two ranks with gloo by `@pytest.mark.ranks(2)`, and fifty of them in a session",
+    title="A test on two ranks by `@pytest.mark.ranks(2)`, and fifty of them in a session",
     target="at most 100 ms after the first; fifty in less than 10 s, also under `pytest-xdist -n 2`",
     measure=_measure,
 )

@@ -82,7 +82,9 @@ class WarmServer:
             return
         wanted |= {name for name in _LARGE if name in sys.modules}
         if "torch" in wanted:
-            wanted.update((*TorchConfig.preload, "turnout.controllers.local_torch", "turnout.torch"))
+            wanted.update(
+                (*TorchConfig.preload, *TorchConfig.imported_later, "turnout.controllers.local_torch", "turnout.torch")
+            )
         self._preload |= wanted
         with lent_server(self._preload):
             pass
