@@ -39,7 +39,7 @@ class Track(NamedTuple):
 
 TRACKS = (
     Track("in-process", "this one"),
-    Track("torchrun", "2 of torchrun's", ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")),
+    Track("torchrun", "2 by torchrun", ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")),
     Track("process", "2 forks", (), (("TURNOUT_NUM_WORKERS", "2"), ("TURNOUT_CONTROLLER", "process"))),
     Track("Ray", "2 actors", (), (("TURNOUT_NUM_WORKERS", "2"), ("TURNOUT_CONTROLLER", "ray"))),
 )
@@ -58,7 +58,7 @@ def run(track: Track, storage: str) -> tuple[Result, float]:
 def main() -> None:
     """Run the program on every track, and show a table."""
     table = Table(title="digits on every track")
-    for heading in ("track", "processes", "loss", "accuracy", "checkpoints", "seconds in all"):
+    for heading in ("track", "processes", "loss", "accuracy", "checkpoints", "seconds"):
         table.add_column(heading, justify="left" if heading in ("track", "processes") else "right")
     console = Console(highlight=False)
     for track in TRACKS:
