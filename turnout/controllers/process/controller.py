@@ -9,21 +9,21 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
 from typing import ClassVar, Self
 
-from turnout.controllers.base import Controller, Ending, Outcome, RunSpec, Sink, Traits, Worker
+from turnout.config import BackendConfig
+from turnout.controllers.base import Ending, Outcome, RunSpec, Sink, Traits, Worker
 from turnout.controllers.coordinator import Coordinator
-from turnout.controllers.interrupts import signals_handled
 from turnout.controllers.output import PIECE, RankOutput
 from turnout.controllers.process.client import Server, lent_server
+from turnout.controllers.serving import ServedGroup, ServingController
 from turnout.controllers.work import Launch, packed_validation, packed_work, working_directory
 from turnout.data import check_datasets
 from turnout.environment import TORCHRUN_VARIABLES
 from turnout.errors import ControllerError, ResourceError, UnsupportedError
 from turnout.session.events import RankInfo
 
-__all__ = ["ProcessController"]
+__all__ = ["ProcessController", "preload_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _HUNG_UP_S = 5.0  # for a rank to exit that has hung up
 _MOST_PIECES = 1 + (1 << 20) // PIECE  # a pipe holds no more, and a child of the rank's may go on to write
 
 
-class ProcessController(Controller):
+class ProcessController(ServingController):
     """Forks the ranks of an attempt, carries their messages on the thread that called `fit()`, and reaps them."""
 
     name: ClassVar[str] = "process"
@@ -51,9 +51,6 @@ class ProcessController(Controller):
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
         _refuse_unsupported(spec)
-        self._group: _Group | None = None
-        self._aside: _Group | None = None
-        self._ends_aside = False
 
     def run_attempt(self, worker: Worker, sink: Sink) -> Outcome:
         """Fork the ranks, and serve them until the last has exited.
@@ -64,7 +61,7 @@ class ProcessController(Controller):
         """
         work = packed_work(worker, self.spec)
         try:
-            with lent_server(self._preload()) as server, _Group(self.spec, server, sink) as group:
+            with lent_server(preload_of(self.spec.backend_config)) as server, _Group(self.spec, server, sink) as group:
                 self._group = group
                 group.fork(work)
                 group.serve()
@@ -76,46 +73,23 @@ class ProcessController(Controller):
             raise KeyboardInterrupt
         return Outcome()
 
-    def abort(self, reason: str, grace_s: float) -> None:
-        """End the attempt: waits are broken, and ranks that do not unwind in time are killed."""
-        group = self._group
-        if group is not None:
-            group.abort(reason, grace_s)
-
-    def tell_stacks(self, then: Callable[[str], None]) -> None:
-        """Ask every rank of the attempt where it is; ``then`` is called with all of it, merged. From any thread."""
-        group = self._group
-        if group is not None:
-            group.tell_stacks(then)
-
     def run_aside(self, worker: Worker, sink: Sink, timeout_s: float | None) -> bool:
         """Fork one more process, from a server of its own, and serve it until it has exited."""
         work = packed_validation(worker, self.spec)
-        with lent_server(self._preload()) as server, _Group(self.spec, server, sink, size=1) as group:
-            self._aside = group  # first, as `end_aside` may come in between
-            try:
-                if self._ends_aside:
-                    return False
-                group.fork(work)
-                group.serve(timeout_s)
-            finally:
-                self._aside = None
-        return not group.was_timed_out and not self._ends_aside
-
-    def end_aside(self) -> None:
-        """Kill it."""
-        self._ends_aside = True
-        group = self._aside
-        if group is not None:
-            group.abort("the run has ended", 0.0)
-
-    def _preload(self) -> set[str]:
-        backend = self.spec.backend_config
-        modules = (*backend.preload, *backend.imported_later) if backend is not None else ()
-        return {*modules, *(["torch"] if "torch" in sys.modules else [])}
+        with (
+            lent_server(preload_of(self.spec.backend_config)) as server,
+            _Group(self.spec, server, sink, size=1) as group,
+        ):
+            return self._serve_aside(group, lambda: group.fork(work), timeout_s)
 
 
-class _Group:
+def preload_of(backend: BackendConfig | None) -> set[str]:
+    """What the server is to have imported for ranks with this backend, in a program like this one."""
+    modules = (*backend.preload, *backend.imported_later) if backend is not None else ()
+    return {*modules, *(["torch"] if "torch" in sys.modules else [])}
+
+
+class _Group(ServedGroup):
     """The ranks of one attempt, or the one process that runs beside them.
 
     Args:
@@ -126,8 +100,7 @@ class _Group:
     """
 
     def __init__(self, spec: RunSpec, server: Server, sink: Sink, size: int | None = None) -> None:
-        self.was_interrupted = False
-        self.was_timed_out = False
+        super().__init__()
         self._server = server
         self._sink = sink
         self._size = size or spec.scaling_config.max_workers
@@ -189,12 +162,7 @@ class _Group:
         if timeout_s is not None:
             self._coordinator.call_in(timeout_s, self._time_out)
         try:
-            with signals_handled(
-                on_interrupt=lambda: self._coordinator.call_soon(self._interrupt),
-                on_ask=self._coordinator.show_stacks,
-                wake_fd=self._coordinator.wake_fd,
-            ):
-                self._coordinator.serve(self._is_done)
+            self._run_loop()
         except BaseException:
             self._kill()
             while self._ranks:
@@ -212,17 +180,9 @@ class _Group:
 
         self._coordinator.call_soon(end)
 
-    def tell_stacks(self, then: Callable[[str], None]) -> None:
-        """From any thread."""
-        self._coordinator.call_soon(lambda: self._coordinator.tell_stacks(then))
-
-    def _interrupt(self) -> None:
-        if self.was_interrupted:
-            self._kill()
-            return
-        self.was_interrupted = True
-        logger.warning("interrupted: the run stops at its next report; interrupt again to kill it now")
-        self._coordinator.stop()
+    @property
+    def _has_ranks(self) -> bool:
+        return True
 
     def _is_done(self) -> bool:
         if not self._is_ending and not self._coordinator.unfinished:

@@ -15,8 +15,10 @@ from turnout.cluster import (
     num_placeable,
     sent_runtime_env,
 )
-from turnout.controllers.base import Controller, DealingWorker, Ending, Outcome, RunSpec, Sink, Traits, Worker
+from turnout.config import FailureConfig
+from turnout.controllers.base import DealingWorker, Ending, Outcome, RunSpec, Sink, Traits, Worker
 from turnout.controllers.ray.group import CannotStartError, Group, OtherSizeError, Room
+from turnout.controllers.serving import ServingController
 from turnout.controllers.work import packed_validation, packed_work
 from turnout.data import check_datasets
 from turnout.errors import ControllerError, PreemptionError, UsageError
@@ -26,7 +28,7 @@ __all__ = ["RayController"]
 logger = logging.getLogger(__name__)
 
 
-class RayController(Controller):
+class RayController(ServingController):
     """Has Ray place the ranks of an attempt, and carries their messages on the thread that called `fit()`.
 
     Raises:
@@ -47,16 +49,13 @@ class RayController(Controller):
 
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
-        _refuse_unsupported(spec)
+        _check(spec)
         self._bundles = Bundles.of(spec.scaling_config)
         self._node = connected_node()
         _check_aside_options(spec)
         self._placement: Placement | None = None
         self._is_elastic = isinstance(spec.scaling_config.num_workers, tuple)
         self._has_begun = False
-        self._group: Group | None = None
-        self._aside: Group | None = None
-        self._ends_aside = False
 
     def run_attempt(self, worker: Worker, sink: Sink) -> Outcome:
         """Have the ranks placed, and serve them until the last has ended.
@@ -129,12 +128,6 @@ class RayController(Controller):
         without = {*lost, *draining_nodes()}
         return max(self.spec.scaling_config.min_workers, num_placeable(self._bundles, held, without))
 
-    def abort(self, reason: str, grace_s: float) -> None:
-        """End the attempt: waits are broken, and ranks that do not unwind in time are killed."""
-        group = self._group
-        if group is not None:
-            group.abort(reason, grace_s)
-
     def close(self) -> None:
         """Give back what the run holds of the cluster."""
         placement, self._placement = self._placement, None
@@ -149,22 +142,7 @@ class RayController(Controller):
         bundles = Bundles(num_workers=1, resources={name: amount for name, amount in resources.items() if amount})
         room = Room(size=1, options=lambda worker: options, bundles=bundles, is_placed=lambda: False)
         with Group(self.spec, self._node, sink, room, _preload(self.spec)) as group:
-            self._aside = group  # first, as `end_aside` may come in between
-            try:
-                if self._ends_aside:
-                    return False
-                group.start(work)
-                group.serve(timeout_s)
-            finally:
-                self._aside = None
-        return not group.was_timed_out and not self._ends_aside
-
-    def end_aside(self) -> None:
-        """Kill it."""
-        self._ends_aside = True
-        group = self._aside
-        if group is not None:
-            group.abort("the run has ended", 0.0)
+            return self._serve_aside(group, lambda: group.start(work), timeout_s)
 
 
 def _preload(spec: RunSpec) -> list[str]:
@@ -172,28 +150,29 @@ def _preload(spec: RunSpec) -> list[str]:
     return list(backend.preload) if backend is not None else []
 
 
-def _refuse_unsupported(spec: RunSpec) -> None:
-    scaling = spec.scaling_config
-    if (
-        failure_config := spec.run_config.failure_config
-    ) is not None and failure_config.relax_collectives_on_preemption:
+def _check(spec: RunSpec) -> None:
+    if (spec.run_config.failure_config or FailureConfig()).relax_collectives_on_preemption:
         logger.warning(
             "FailureConfig.relax_collectives_on_preemption=True: no effect; a report is a meeting of all ranks, "
             "also of those that are going"
         )
-    check_datasets(spec.datasets, spec.dataset_config, world_size=scaling.max_workers)
+    check_datasets(spec.datasets, spec.dataset_config, world_size=spec.scaling_config.max_workers)
 
 
 def _aside_options(spec: RunSpec) -> dict[str, Any]:  # Any: Ray's own options
     """The options of the actor that validates; a CPU unless the user says otherwise, as of a Ray task."""
-    given = spec.validation_config.ray_remote_kwargs if spec.validation_config is not None else None
-    return actor_options({"CPU": 1.0}, sent_runtime_env(spec.run_config.worker_runtime_env)) | (given or {})
+    return actor_options({"CPU": 1.0}, sent_runtime_env(spec.run_config.worker_runtime_env)) | _given_aside(spec)
 
 
 def _check_aside_options(spec: RunSpec) -> None:
-    given = spec.validation_config.ray_remote_kwargs if spec.validation_config is not None else None
+    given = _given_aside(spec)
     if given:
         try:
             Group.actor_class().options(**given)
         except (ValueError, TypeError) as error:
             raise UsageError(f"ValidationConfig.ray_remote_kwargs={given!r}: {error}") from error
+
+
+def _given_aside(spec: RunSpec) -> dict[str, Any]:  # Any: Ray's own options
+    config = spec.validation_config
+    return dict(config.ray_remote_kwargs or {}) if config is not None else {}

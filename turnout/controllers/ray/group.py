@@ -28,10 +28,10 @@ from turnout.cluster import (
 from turnout.config import FailureConfig, PreemptionInfo
 from turnout.controllers.base import RunSpec, Sink
 from turnout.controllers.coordinator import Coordinator
-from turnout.controllers.interrupts import signals_handled
 from turnout.controllers.output import RankOutput
 from turnout.controllers.ray.actor import RankActor
 from turnout.controllers.ray.deaths import cause_of, has_gone_with_node, stays, told_of
+from turnout.controllers.serving import ServedGroup
 from turnout.controllers.work import Launch, working_directory
 from turnout.data import Site
 from turnout.environment import own_variables
@@ -92,7 +92,7 @@ class OtherSizeError(Exception):
     """The workers have not come, and another number of them could, or they could elsewhere."""
 
 
-class Group:
+class Group(ServedGroup):
     """The ranks of one attempt, or the one process that runs beside them.
 
     Args:
@@ -104,8 +104,7 @@ class Group:
     """
 
     def __init__(self, spec: RunSpec, node: DriverNode, sink: Sink, room: Room, preload: Sequence[str]) -> None:
-        self.was_interrupted = False
-        self.was_timed_out = False
+        super().__init__()
         self.was_preempted = False
         """Whether it has ended because nodes were taken away of which it was told before."""
         self._spec = spec
@@ -184,11 +183,11 @@ class Group:
     def told_of_preemption(self) -> str:
         """Which nodes were taken away, with which ranks, for people."""
         ranks = {*self._taken, *(self._notice.preempted_ranks if self._notice is not None else ())}
-        nodes: dict[Whereabouts, list[str]] = {}
+        nodes: dict[tuple[str, str], list[str]] = {}
         for rank in sorted(ranks):
             place = self._places[self._seats[rank]]
-            nodes.setdefault(Whereabouts(place.node_id, place.address, 0), []).append(str(rank))
-        told = [f"node {at.address} ({at.node_id[:8]}) with rank(s) {', '.join(each)}" for at, each in nodes.items()]
+            nodes.setdefault((place.address, place.node_id[:8]), []).append(str(rank))
+        told = [f"node {at} ({node}) with rank(s) {', '.join(each)}" for (at, node), each in nodes.items()]
         return f"{' and '.join(told)}: taken away by its owner, of which Ray was told before"
 
     def start(self, work: bytes, deal: Callable[[Site], Sequence[Any]] | None = None) -> None:  # Any: travels only
@@ -215,12 +214,7 @@ class Group:
         if timeout_s is not None:
             self._coordinator.call_in(timeout_s, self._time_out)
         try:
-            with signals_handled(
-                on_interrupt=lambda: self._coordinator.call_soon(self._interrupt),
-                on_ask=self._coordinator.show_stacks,
-                wake_fd=self._coordinator.wake_fd,
-            ):
-                self._coordinator.serve(self._is_done)
+            self._run_loop()
         except BaseException:
             self._kill()
             raise
@@ -326,10 +320,11 @@ class Group:
         if self._seats or self._is_over:
             return
         self._num_looks += 1
-        if not self._room.is_placed() and (self._better_size() != self._room.size or self._room.is_outdated()):
+        is_placed = self._room.is_placed()
+        if not is_placed and (self._better_size() != self._room.size or self._room.is_outdated()):
             self._fail_start(OtherSizeError())
             return
-        if self._room.may_be_refused and not self._places and not self._room.is_placed():
+        if self._room.may_be_refused and not self._places and not is_placed:
             shortage = shortage_of(self._room.bundles)
             # Twice, as a node may be about to join.
             self._num_beyond = self._num_beyond + 1 if shortage.is_beyond else 0
@@ -434,20 +429,15 @@ class Group:
 
     # -- ends
 
+    @property
+    def _has_ranks(self) -> bool:
+        return bool(self._seats)
+
     def _is_done(self) -> bool:
         if self._seats and not self._is_leaving and not self._coordinator.unfinished:
             self._is_leaving = True
             self._coordinator.call_in(_EXIT_S, self._kill)
         return self._is_over or (self._is_ending and not self._coordinator.connected)
-
-    def _interrupt(self) -> None:
-        if self.was_interrupted or not self._seats:
-            self.was_interrupted = True
-            self._kill()
-            return
-        self.was_interrupted = True
-        logger.warning("interrupted: the run stops at its next report; interrupt again to kill it now")
-        self._coordinator.stop()
 
     def _ended(self, rank: int, _: None, error: BaseException | None) -> None:
         """The call that is a rank has ended, well or because its process has."""
