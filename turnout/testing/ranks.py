@@ -24,8 +24,8 @@ from turnout.backends.torch import TorchConfig
 from turnout.checks import check_integer, check_number, refused
 from turnout.config import BackendConfig, DataConfig, RunConfig, ScalingConfig
 from turnout.controllers import RunSpec
-from turnout.controllers.process import ProcessController
 from turnout.controllers.process.client import lent_server
+from turnout.controllers.process.controller import ProcessController, preload_of
 from turnout.controllers.travel import dumps, dumps_work, loads, packed_error, traceback_text, unpacked_error
 from turnout.errors import UsageError, WorkerGroupError
 from turnout.runtime.console import RankConsole
@@ -82,9 +82,7 @@ class WarmServer:
             return
         wanted |= {name for name in _LARGE if name in sys.modules}
         if "torch" in wanted:
-            wanted.update(
-                (*TorchConfig.preload, *TorchConfig.imported_later, "turnout.controllers.local_torch", "turnout.torch")
-            )
+            wanted |= {*preload_of(TorchConfig()), "turnout.controllers.local_torch", "turnout.torch"}
         self._preload |= wanted
         with lent_server(self._preload):
             pass
@@ -342,10 +340,12 @@ class _Attempt:
         self._timers: list[threading.Timer] = []
 
     def run(self) -> RanksEnded:
-        _require_picklable(self._test)
         self._end_in(self._ranks.timeout_s, f"ranks(timeout_s={self._ranks.timeout_s:g})")
         try:
             outcome = self._controller.run_attempt(self._worker, self._take)
+        except UsageError:
+            _name_culprit(self._test)
+            raise
         finally:
             for timer in self._timers:
                 timer.cancel()
@@ -421,7 +421,9 @@ class _Worker:
         self.worker(channel)
 
 
-def _require_picklable(test: RankTest) -> None:
+def _name_culprit(test: RankTest) -> None:
+    """Raise a `UsageError` that names what of the test cannot be pickled, by the fixture that it came from."""
+
     def parts() -> Iterator[tuple[str, Any]]:
         yield "the test", test.function
         yield from ((f"the value of the fixture {name!r}", value) for name, value in test.arguments.items())
