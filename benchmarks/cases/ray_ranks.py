@@ -61,18 +61,21 @@ def _floor_of_starts(figures: Figures) -> Series:
     return _series("bare actors, torch and gloo", Role.FLOOR, figures["floor"], "entered_ms")
 
 
+def _judged_by_floor(turnout: Series, ray_train: Series, floor: Series, bound: float) -> Outcome:
+    over_floor = ratios("Turnout over the floor", turnout, floor)
+    return Outcome(
+        series=[turnout, ray_train, floor, over_floor, ratios("peer over Turnout", ray_train, turnout)],
+        checks=[Check.at_most(over_floor, bound)],
+    )
+
+
 def _measure_starts(settings: Settings) -> Outcome:
     figures = _starts(settings)
     turnout = _series(
         "`fit()` called until all are in the train function", Role.TURNOUT, figures["turnout"], "entered_ms"
     )
     ray_train = _series("the same", Role.PEER, figures["peer"], "entered_ms")
-    floor = _floor_of_starts(figures)
-    over_floor = ratios("Turnout over the floor", turnout, floor)
-    return Outcome(
-        series=[turnout, ray_train, floor, over_floor, ratios("peer over Turnout", ray_train, turnout)],
-        checks=[Check.at_most(over_floor, 1.15)],
-    )
+    return _judged_by_floor(turnout, ray_train, _floor_of_starts(figures), 1.15)
 
 
 def _measure_whole(settings: Settings) -> Outcome:
@@ -111,12 +114,7 @@ def _measure_recovery(settings: Settings) -> Outcome:
     figures = interleave(sides, rounds=settings.rounds(5), warm_ups=0)
     turnout = _series("killed until all are in the train function", Role.TURNOUT, figures["turnout"], "again_ms")
     ray_train = _series("the same", Role.PEER, figures["peer"], "again_ms")
-    floor = _floor_of_starts(figures)
-    over_floor = ratios("Turnout over the floor", turnout, floor)
-    return Outcome(
-        series=[turnout, ray_train, floor, over_floor, ratios("peer over Turnout", ray_train, turnout)],
-        checks=[Check.at_most(over_floor, 1.25)],
-    )
+    return _judged_by_floor(turnout, ray_train, _floor_of_starts(figures), 1.25)
 
 
 def _measure_small(settings: Settings) -> Outcome:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from turnout.testing.surroundings import own_home
 from turnout.testing.tracks import IN_PROCESS, TORCHRUN, Track
+
+__all__ = ["own_home"]
 
 
 @pytest.fixture(autouse=True)
-def _own_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Runs without a storage path go to a folder under the home, on tracks that keep nothing in memory."""
-    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+def _at_home(own_home: None) -> None:
+    """Every test here has a home of its own."""
 
 
 @pytest.fixture

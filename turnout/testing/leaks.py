@@ -23,23 +23,14 @@ _LASTING_PROCESSES = (
     "multiprocessing.forkserver",
     "turnout.controllers.process.server",
 )
-# What Ray keeps for a cluster that this process has started: daemons, and processes that wait for work. One that has
-# work is named for it, "ray::" and the class of the actor or the task.
+# What Ray keeps for a cluster that this process has started: files, daemons, and processes that wait for work. One that
+# has work is named for it, "ray::" and the class of the actor or the task.
 _FILES_OF_RAY = "/ray/session_"
+_VARIABLES_OF_RAY = "RAY_"
 _PROCESSES_OF_RAY = ("ray::IDLE", "ray/_private/workers/default_worker.py", "ray/core/src/ray/", "ray/_private/log_")
 _ACTORS_OF_RAY_DATA = ("ray::_AutoscalingCoordinatorActor", "ray::_StatsActor")  # one of each serves a whole cluster
-# Set by pytest while it runs, by torch on the first optimizer step, by ray when it is imported and when it joins.
-_LASTING_VARIABLES = (
-    "PYTEST_CURRENT_TEST",
-    "COLUMNS",
-    "LINES",
-    "TORCHINDUCTOR_CACHE_DIR",
-    "PYTHONBREAKPOINT",
-)
-
-
-def _is_lasting(variable: str) -> bool:
-    return variable in _LASTING_VARIABLES or variable.startswith("RAY_")
+# Set by pytest while it runs, by torch on the first optimizer step, by ray when it joins a cluster.
+_LASTING_VARIABLES = ("PYTEST_CURRENT_TEST", "COLUMNS", "LINES", "TORCHINDUCTOR_CACHE_DIR", "PYTHONBREAKPOINT")
 
 
 class LeakError(AssertionError):
@@ -104,6 +95,10 @@ def police() -> Iterator[None]:
         changes = Belongings.now().changes_since(before)
     if changes:
         raise LeakError("the test left something behind:\n  " + "\n  ".join(changes))
+
+
+def _is_lasting(variable: str) -> bool:
+    return variable in _LASTING_VARIABLES or variable.startswith(_VARIABLES_OF_RAY)
 
 
 def _children(process: Any) -> Iterator[str]:  # Any: psutil has no types

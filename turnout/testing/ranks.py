@@ -22,10 +22,9 @@ import pytest
 
 from turnout.backends.torch import TorchConfig
 from turnout.checks import check_integer, check_number, refused
-from turnout.config import BackendConfig, DataConfig, RunConfig, ScalingConfig
-from turnout.controllers import RunSpec
+from turnout.config import BackendConfig, DataConfig
 from turnout.controllers.process.client import lent_server
-from turnout.controllers.process.controller import ProcessController, preload_of
+from turnout.controllers.process.controller import preload_of
 from turnout.controllers.travel import dumps, dumps_work, loads, packed_error, traceback_text, unpacked_error
 from turnout.errors import UsageError, WorkerGroupError
 from turnout.runtime.console import RankConsole
@@ -36,6 +35,7 @@ from turnout.session import Channel
 from turnout.session.events import Died, Failed, Finished, Log, WorkerEvent
 from turnout.testing.assertions import Comparing
 from turnout.testing.faults import Fault, with_faults
+from turnout.testing.forked import forking
 
 __all__ = ["RankTest", "Ranks", "RanksEnded", "WarmServer", "per_rank", "warm_server"]
 
@@ -310,19 +310,12 @@ class _Attempt:
     def __init__(self, test: RankTest, body: Callable[[], _Word]) -> None:
         self._test = test
         self._ranks = test.ranks
-        spec = RunSpec(
-            run_id="test",
-            train_fn=body,
-            scaling_config=ScalingConfig(num_workers=self._ranks.world_size, controller="process"),
-            run_config=RunConfig(name="test"),
-            controller="process",
-            backend_config=self._ranks.backend_config,
-        )
+        backend_config = self._ranks.backend_config
         self._worker = _Worker(
             TrainWorker(
                 run_name=test.name,
                 train_fn=body,
-                backend_config=spec.backend_config,
+                backend_config=backend_config,
                 datasets={},
                 dataset_config=DataConfig(),
                 forms_group=True,
@@ -331,7 +324,7 @@ class _Attempt:
             ),
             list(warnings.filters),
         )
-        self._controller = ProcessController(spec)
+        self._controller = forking("test", body, self._ranks.world_size, backend_config)
         self._console = RankConsole()
         self._ended: dict[int, _Word] = {}
         self._failures: list[RankFailure] = []

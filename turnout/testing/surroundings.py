@@ -9,7 +9,7 @@ import pytest
 from turnout.environment import TORCHRUN_VARIABLES, VARIABLES
 from turnout.testing.leaks import police
 
-__all__ = ["nothing_left_behind", "own_environment"]
+__all__ = ["nothing_left_behind", "own_environment", "own_home"]
 
 
 @pytest.fixture(autouse=True)
@@ -24,3 +24,9 @@ def own_environment(nothing_left_behind: None, monkeypatch: pytest.MonkeyPatch) 
     """No variable of the developer's decides what a test does; what a test patches is back before the police look."""
     for name in (*TORCHRUN_VARIABLES, *(variable.name for variable in VARIABLES)):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def own_home(own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Runs without a storage path go to a folder under the home, on tracks that keep nothing in memory."""
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))

@@ -20,15 +20,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from turnout.callback import UserCallback
 from turnout.checkpoint import Checkpoint
-from turnout.config import RunConfig, ScalingConfig
-from turnout.controllers import RunSpec
-from turnout.controllers.process import ProcessController
 from turnout.controllers.travel import dumps, loads, packed_error, traceback_text, unpacked_error
 from turnout.environment import WORKER_VARIABLE
 from turnout.errors import WorkerGroupError
 from turnout.result import Result
 from turnout.session import Channel
 from turnout.session.events import Died, Failed, Finished, Log, RankInfo, WorkerEvent
+from turnout.testing.forked import forking
 from turnout.testing.leaks import police
 
 T = TypeVar("T")
@@ -146,14 +144,7 @@ def _last_words(work: _Program, world_size: int) -> dict[int, _Word]:
         elif isinstance(event, (Failed, Died)):
             raise AssertionError(f"a process of the harness has failed: {event}")
 
-    spec = RunSpec(
-        run_id="torchrun",
-        train_fn=work.program,
-        scaling_config=ScalingConfig(num_workers=world_size, controller="process"),
-        run_config=RunConfig(name="torchrun"),
-        controller="process",
-    )
-    ProcessController(spec).run_attempt(work, take)
+    forking("torchrun", work.program, world_size).run_attempt(work, take)
     return words
 
 

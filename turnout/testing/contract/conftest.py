@@ -8,10 +8,10 @@ import pytest
 
 from turnout.testing.cluster import local_cluster
 from turnout.testing.ranks import warm_server
-from turnout.testing.surroundings import nothing_left_behind, own_environment
+from turnout.testing.surroundings import nothing_left_behind, own_environment, own_home
 from turnout.testing.tracks import RAY, TRACKS, Track, track_of
 
-__all__ = ["nothing_left_behind", "own_environment"]
+__all__ = ["nothing_left_behind", "own_environment", "own_home"]
 
 # Which tracks a test runs over, by the name of the fixture that it asks for.
 _CHOSEN: dict[str, Callable[[Track], bool]] = {
@@ -67,9 +67,8 @@ retrying_track = memory_track = group_track = track
 
 
 @pytest.fixture(autouse=True)
-def _own_home(own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Runs without a storage path go to a folder under the home, on tracks that keep nothing in memory."""
-    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+def _at_home(own_home: None) -> None:
+    """Every test here has a home of its own."""
 
 
 @pytest.fixture(scope="session", autouse=True)
