@@ -52,7 +52,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A cluster is there before the police look for the first time."""
     for item in items:
-        if isinstance(item, pytest.Function) and RAY in getattr(getattr(item, "callspec", None), "params", {}).values():
+        parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
+        if isinstance(item, pytest.Function) and any(each is RAY for each in parameters):
             item.fixturenames = ["_session_cluster", *item.fixturenames]  # of this item alone
 
 
