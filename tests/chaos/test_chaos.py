@@ -85,6 +85,13 @@ class Chaos:
         """The newest step whose report has returned on any rank; -1 if none has."""
         return max((int(words[1]) for words in self._notes() if words[0] == "returned"), default=-1)
 
+    @property
+    def num_nodes(self) -> int:
+        """That the cluster takes for alive; Ray is to be connected with it."""
+        import ray
+
+        return sum(node["Alive"] for node in ray.nodes())
+
     def told(self) -> str:
         """What the driver has said last."""
         return "\n".join((self.folder / "driver.log").read_text().splitlines()[-40:])
@@ -183,6 +190,8 @@ def test_whatever_is_struck_training_ends_as_if_nothing_had_been(
         assert torn_of(run, records) == []
         ray.init(address=chaos.address, logging_level=logging.ERROR, log_to_driver=False)
         try:
+            # Until Ray has missed a killed raylet's heartbeats for long enough it counts what that one had, as taken.
+            wait_until(lambda: chaos.num_nodes == 2, "Ray to notice the nodes that were killed", chaos.told)
             assert_clean()
         finally:
             ray.shutdown()

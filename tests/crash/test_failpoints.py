@@ -18,6 +18,7 @@ _WRITES: dict[str, tuple[int, ...]] = {"record.write": (1, 3), "put.write": (1, 
 COMMIT: dict[str, tuple[int, ...]] = dict.fromkeys(FAILPOINTS, (1, 2, 4)) | _WRITES
 LOCAL = COMMIT | {"put.before": (1, 2, 3, 4, 5), "put.before_rename": (1, 2, 3, 4, 5), "put.after": (1, 2, 3, 4, 5)}
 SYNC = LOCAL | {
+    "report": (1, 2, 4),
     "run.before_attempt": (1, 1),
     "run.after_attempt": (1, 1),
     "retention.before": (1, 2),
