@@ -43,10 +43,21 @@ def own_cluster() -> Iterator[None]:
         ray.shutdown()
 
 
-def median_of_rounds(measure: Callable[[], dict[str, float]], num_rounds: int) -> dict[str, float]:
-    """The median of each figure over some rounds; each begins some time after what came before it."""
+def median_of_rounds(
+    measure: Callable[[], dict[str, float]], num_rounds: int, beside: Callable[[], dict[str, float]] | None = None
+) -> dict[str, float]:
+    """The median of each figure over some rounds; each begins some time after what came before it.
+
+    Args:
+        measure: gives the figures of one round.
+        num_rounds: how many.
+        beside: gives further ones, taken in turn with the others.
+    """
     taken = []
     for _ in range(num_rounds):
-        time.sleep(_PAUSE_S)
-        taken.append(measure())
+        figures = {}
+        for take in (measure,) if beside is None else (measure, beside):
+            time.sleep(_PAUSE_S)
+            figures |= take()
+        taken.append(figures)
     return {name: statistics.median(each[name] for each in taken) for name in taken[0]}

@@ -3,12 +3,15 @@
     python -m benchmarks.programs.ray_ranks turnout|peer start NUM_RANKS NUM_ROUNDS
     python -m benchmarks.programs.ray_ranks turnout|peer small NUM_RANKS NUM_REPORTS
     python -m benchmarks.programs.ray_ranks turnout|peer recover NUM_RANKS NUM_ROUNDS
+    python -m benchmarks.programs.ray_ranks turnout lines NUM_RANKS NUM_LINES
 
 Prints JSON: of ``start`` the milliseconds from the call of `fit()` until the last rank is in the train function, with
 torch and gloo, and until `fit()` has returned; of ``small`` the former without torch and with 0.01 CPU a rank, once,
 and the reports a second, of metrics alone; of ``recover`` the milliseconds from the SIGKILL of a rank, after a
-checkpoint, until all are in the train function again. The cluster has seen the same with two ranks before. Times are of
-one clock, as all ranks are on this machine.
+checkpoint, until all are in the train function again; of both, of Turnout's, also ``floor_ms``, what bare actors take
+on the same cluster in between; of ``lines`` rank 0's reports a second while the last rank prints that many lines
+between its own, and while it writes them to a file instead. The cluster has seen the same with two ranks before. Times
+are of one clock, as all ranks are on this machine.
 """
 
 from __future__ import annotations
@@ -21,12 +24,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.own_cluster import median_of_rounds, own_cluster
 
 SMALL = {"CPU": 0.01}
+LINES_A_REPORT = 20
 PEER_LOOKS_S = 3.0  # it knows of a checkpoint once it has looked, every 2 s; one that it does not know of is lost
 
 Fit = Callable[..., None]
@@ -128,18 +133,59 @@ def recover(side: str, fit: Fit, num_ranks: int) -> dict[str, float]:
         return {"again_ms": (entered - float(Path(place, "killed").read_text())) * 1e3}
 
 
+def lines(fit: Fit, num_ranks: int, num_lines: int, *, printed: bool) -> float:
+    """Rank 0's reports a second in one `fit()` whose last rank writes lines between its own."""
+    with tempfile.TemporaryDirectory() as place:
+
+        def train() -> None:
+            api = train_api("turnout")
+            rank = api.get_context().get_world_rank()
+            with open(f"{place}/lines-{rank}", "w", buffering=1) as file:
+                output = sys.stdout if printed else file
+                num_reports = num_lines // LINES_A_REPORT
+                started = 0.0
+                for step in range(-(num_reports // 10) - 1, num_reports):
+                    if step == 0:
+                        started = time.perf_counter()
+                    if rank == num_ranks - 1 and step >= 0:
+                        for number in range(LINES_A_REPORT):
+                            print(f"line {step * LINES_A_REPORT + number} of what training says", file=output)
+                    api.report({"loss": 1.0 / (1 + abs(step))})
+                rate = num_reports / (time.perf_counter() - started)
+            if rank == 0:
+                Path(place, "rate").write_text(repr(rate))
+
+        fit(train, num_ranks, place, small=True)
+        if printed:
+            (log,) = Path(place).glob(f"storage/*/logs/rank_{num_ranks - 1}.log")
+            assert len(log.read_text().splitlines()) == num_lines
+        return float(Path(place, "rate").read_text())
+
+
+def floor_of_start(num_ranks: int) -> dict[str, float]:
+    """What bare actors take to start."""
+    from benchmarks import floor_ray
+
+    return {"floor_ms": floor_ray.start(num_ranks)["entered_ms"]}
+
+
 def main(side: str, what: str, num_ranks: int, number: int) -> dict[str, float]:
     """The figures of one program."""
     fit: Fit = {"turnout": fit_turnout, "peer": fit_peer}[side]
+    floor = partial(floor_of_start, num_ranks) if side == "turnout" else None
     with own_cluster():
         if what == "recover":
             recover(side, fit, 2)
-            return median_of_rounds(lambda: recover(side, fit, num_ranks), number)
+            return median_of_rounds(lambda: recover(side, fit, num_ranks), number, floor)
+        if what == "lines":
+            rounds = {"printed_per_s": True, "filed_per_s": False}
+            start(side, fit, 2, small=True)
+            return {name: lines(fit, num_ranks, number, printed=printed) for name, printed in rounds.items()}
         small = what == "small"
         start(side, fit, 2, small=small)
         if small:
             return median_of_rounds(lambda: start(side, fit, num_ranks, small=True, num_reports=number), 1)
-        return median_of_rounds(lambda: start(side, fit, num_ranks), number)
+        return median_of_rounds(lambda: start(side, fit, num_ranks), number, floor)
 
 
 if __name__ == "__main__":

@@ -149,3 +149,55 @@ def test_ranks_see_the_gpus_of_their_node_and_those_without_see_none(tmp_path: P
     assert "halves [['0'], ['0']]" in driver.text
     assert "without a framework [['0'], ['1']]" in driver.text
     assert "none [[''], ['']]" in driver.text
+
+
+def test_a_rank_that_ray_kills_as_its_node_runs_out_of_memory_is_told_so(tmp_path: Path) -> None:
+    source = """
+    import logging, time, traceback
+    import psutil
+    import ray
+    from turnout import DataParallelTrainer, RunConfig, ScalingConfig, TrainingFailedError, get_context
+
+    ALLOWED, STEP = 1_500 * 2**20, 100 * 2**20  # bytes
+    memory = psutil.virtual_memory()
+    threshold = (memory.total - memory.available + ALLOWED) / memory.total
+    ray.init(
+        address="local", include_dashboard=False, num_cpus=2, logging_level=logging.ERROR, log_to_driver=False,
+        _system_config={"memory_usage_threshold": threshold, "memory_monitor_refresh_ms": 50},
+    )
+
+    def train():
+        held = []
+        while len(held) * STEP < 4 * ALLOWED:
+            held.append(b"x" * STEP)
+            time.sleep(0.05)  # the monitor's turn
+        time.sleep(60)
+
+    scaling = ScalingConfig(1, controller="ray")
+    try:
+        DataParallelTrainer(train, scaling_config=scaling, run_config=RunConfig(storage_path=".")).fit()
+    except TrainingFailedError:
+        traceback.print_exc()
+    """
+    with program(tmp_path, source) as driver:
+        assert driver.wait(58) == 0, driver.text
+    assert "WorkerGroupError: rank 0 (pid " in driver.text
+    assert " was killed, as its node ran out of memory. Ray says: " in driver.text
+
+
+def test_a_program_that_is_connected_by_the_ray_client_is_told_to_run_on_the_cluster(tmp_path: Path) -> None:
+    pytest.importorskip("grpc")
+    source = """
+    from ray.util.client.ray_client_helpers import ray_start_client_server
+    from turnout import DataParallelTrainer, ScalingConfig, UnsupportedError
+
+    with ray_start_client_server():
+        try:
+            DataParallelTrainer(print, scaling_config=ScalingConfig(1, controller="ray")).fit()
+        except UnsupportedError as error:
+            print("refused:", error, flush=True)
+    """
+    with program(tmp_path, source) as driver:
+        assert driver.wait(58) == 0, driver.text
+    assert "refused: this program is connected to Ray through the Ray client (ray://)" in driver.text
+    assert "ray job submit" in driver.text

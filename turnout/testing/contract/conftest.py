@@ -19,6 +19,7 @@ _CHOSEN: dict[str, Callable[[Track], bool]] = {
     "retrying_track": lambda track: track.retries,
     "memory_track": lambda track: track.keeps_in_memory,
     "group_track": lambda track: track.world_size > 1,
+    "isolating_track": lambda track: track.world_size > 1 and track.retries and not track.keeps_in_memory,
 }
 # What ranks of the contract import beside what they would anyway: so it is not read again for every rank.
 _PRELOADED = (
@@ -64,7 +65,7 @@ def track(request: pytest.FixtureRequest, _turnout_modules_by_value: None) -> Tr
     return chosen
 
 
-retrying_track = memory_track = group_track = track
+retrying_track = memory_track = group_track = isolating_track = track
 
 
 @pytest.fixture(autouse=True)
