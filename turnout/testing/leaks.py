@@ -29,8 +29,17 @@ _FILES_OF_RAY = "/ray/session_"
 _VARIABLES_OF_RAY = "RAY_"
 _PROCESSES_OF_RAY = ("ray::IDLE", "ray/_private/workers/default_worker.py", "ray/core/src/ray/", "ray/_private/log_")
 _ACTORS_OF_RAY_DATA = ("ray::_AutoscalingCoordinatorActor", "ray::_StatsActor")  # one of each serves a whole cluster
-# Set by pytest while it runs, by torch on the first optimizer step, by ray when it joins a cluster.
-_LASTING_VARIABLES = ("PYTEST_CURRENT_TEST", "COLUMNS", "LINES", "TORCHINDUCTOR_CACHE_DIR", "PYTHONBREAKPOINT")
+# Set by pytest while it runs, by torch on the first optimizer step, by ray when it joins a cluster, and by scikit-learn
+# when it is imported.
+_LASTING_VARIABLES = (
+    "PYTEST_CURRENT_TEST",
+    "COLUMNS",
+    "LINES",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "PYTHONBREAKPOINT",
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
+)
 
 
 class LeakError(AssertionError):
