@@ -243,7 +243,7 @@ def test_a_shard_is_not_dealt_once_more(tmp_path: Path) -> None:
         from turnout.tensorflow import prepare_dataset_shard
 
         with pytest.raises(UsageError, match=r"takes a tf\.data\.Dataset"):
-            prepare_dataset_shard([1, 2])  # type: ignore[arg-type]
+            prepare_dataset_shard([1, 2])
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
         own = tf.data.Dataset.from_tensor_slices([[10 * rank() + each] for each in range(4)]).batch(2)
         dealt = strategy.experimental_distribute_dataset(prepare_dataset_shard(own))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import inspect
 import logging
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ class JaxBackend(Backend):
             raise refused("jax_config", config, "takes a turnout.jax.JaxConfig")
         super().__init__(config)
         self._port: HeldPort | None = None
-        self._has_joined = False
+        self._jax: Any = None  # Any: the module, once this rank has joined
         self._before: dict[str, Any] = {}
         """What stood in JAX's configuration."""
 
@@ -105,18 +106,16 @@ class JaxBackend(Backend):
 
     def stop(self, error: Exception | None) -> None:
         """Leave the runtime: together with the others, or, after ``error``, without a word to them."""
-        import jax
-
-        has_joined, self._has_joined = self._has_joined, False
+        jax, self._jax = self._jax, None
+        if jax is None:
+            return
         try:
-            if not has_joined:
-                return
             if error is not None:
                 _forget_exit()
                 return
             jax.distributed.shutdown()
-            if not is_worker():  # which ends now
-                jax.extend.backend.clear_backends()
+            if not is_worker():  # else the process ends now
+                importlib.import_module("jax.extend.backend").clear_backends()
         finally:
             self._put_back(jax)
 
@@ -154,7 +153,7 @@ class JaxBackend(Backend):
                 f"rank {ranks.rank} could not join JAX's distributed runtime at {arguments['coordinator_address']}: "
                 f"{error}"
             ) from error
-        self._has_joined = True
+        self._jax = jax
 
 
 def _check_own_group(jax: Any, ranks: RankInfo) -> None:  # Any: the module
