@@ -1,0 +1,36 @@
+"""What the tests of Lightning, Transformers and accelerate share: a server whose ranks need not import them again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+__all__ = ["FRAMEWORKS", "PRELOADED", "loaded_after"]
+
+PRELOADED = (
+    "accelerate",
+    "lightning.pytorch",
+    "torch",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.trainer",
+)
+FRAMEWORKS = (
+    "torch",
+    "lightning",
+    "pytorch_lightning",
+    "transformers",
+    "accelerate",
+    "tensorflow",
+    "jax",
+    "xgboost",
+    "ray",
+)
+
+
+def loaded_after(code: str) -> list[str]:
+    """The frameworks that a fresh interpreter has imported after running ``code``."""
+    program = f"import sys\n{code}\nprint(*[name for name in {FRAMEWORKS!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50)
+    return done.stdout.split()
