@@ -18,7 +18,6 @@ from turnout.errors import CheckpointNotFoundError, UsageError
 from turnout.testing.ranks import warm_server
 from turnout.torch import TorchTrainer, load_sharded, prepare_model, save_sharded
 
-
 pytestmark = pytest.mark.timeout(180)  # the first of them waits for the server that imports the frameworks
 
 

@@ -77,7 +77,7 @@ def trainer_for(output_dir: str, num_ranks: int, callbacks: list[Any], **given: 
     """A model of two layers, made from a configuration."""
     torch.manual_seed(0)
     layers: dict[str, Any] = {"n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 10, "n_positions": 6}
-    drops = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    drops: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     model = GPT2LMHeadModel(GPT2Config(**layers, **drops, bos_token_id=0, eos_token_id=0))
     datasets = {name: given.pop(name, Rows()) for name in ("train_dataset", "eval_dataset")}
     options: dict[str, Any] = {
@@ -237,7 +237,7 @@ class RayBatches:
     __module__ = "ray.data.iterator"
 
     def __iter__(self) -> Any:
-        return iter([{"input_ids": rows, "labels": rows} for rows in numbers().split(8)])
+        return iter([{"input_ids": rows, "labels": rows} for rows in numbers().chunk(NUM_STEPS)])
 
 
 def train_on_batches(config: dict[str, Any]) -> dict[str, Any]:

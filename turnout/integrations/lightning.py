@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from turnout.backends.torch import TorchBackend, TorchConfig
 from turnout.checkpoint import Checkpoint
@@ -27,6 +27,7 @@ from turnout.checks import check_integer, refused
 from turnout.config import CheckpointUploadMode, ValidationTaskConfig
 from turnout.environment import is_worker
 from turnout.errors import MissingDependencyError, UnsupportedError, UsageError
+from turnout.integrations.reporting import check_report_arguments
 from turnout.integrations.torch import get_device
 from turnout.session import active, get_context, report
 from turnout.session.collective import SoloCollective
@@ -249,15 +250,13 @@ class ShardedRanksStrategy(RanksStrategy):
         finally:
             self._keeps_own_path = False
 
-    def lightning_module_state_dict(self) -> dict[str, Any]:
+    def lightning_module_state_dict(self) -> Any:  # Any: a dict, by names of the model's
         """The model's part of a checkpoint."""
         base: Any = self  # Any: these are the base's
         if base._state_dict_type != "full" or self.root_device.type != "cpu":
-            state: dict[str, Any] = super().lightning_module_state_dict()  # type: ignore[misc]  # as above
-            return state
+            return super().lightning_module_state_dict()  # type: ignore[misc]  # as above
         with _whole_on_cpu(base.model):
-            state = base.model.state_dict()
-        return state
+            return base.model.state_dict()
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:  # Any: torch's, or Lightning's around it
         """An optimizer's part of a checkpoint."""
@@ -314,7 +313,7 @@ class ShardedRanksStrategy(RanksStrategy):
         }
 
 
-def _whole_on_cpu(model: Any) -> contextlib.AbstractContextManager[Any]:
+def _whole_on_cpu(model: Any) -> contextlib.AbstractContextManager[None, None]:
     """Where rank 0 is given the whole of a model that is on the CPU.
 
     Lightning has FSDP offload it to the CPU, which frees what is there already while it is being copied.
@@ -326,13 +325,13 @@ def _whole_on_cpu(model: Any) -> contextlib.AbstractContextManager[Any]:
         StateDictType,
     )
 
-    whole: contextlib.AbstractContextManager[Any] = FullyShardedDataParallel.state_dict_type(
+    whole: Any = FullyShardedDataParallel.state_dict_type(
         model,
         StateDictType.FULL_STATE_DICT,
         FullStateDictConfig(offload_to_cpu=False, rank0_only=True),
         FullOptimStateDictConfig(offload_to_cpu=False, rank0_only=True),
     )
-    return whole
+    return cast("contextlib.AbstractContextManager[None, None]", whole)
 
 
 class Reporting:
@@ -369,13 +368,9 @@ class Reporting:
         every_n_train_steps: int | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(checkpoint_upload_mode, CheckpointUploadMode):
-            remedy = "takes a turnout.CheckpointUploadMode"
-            raise refused("ReportCallback(): checkpoint_upload_mode", checkpoint_upload_mode, remedy)
-        if not isinstance(validation, (bool, ValidationTaskConfig)):
-            remedy = "takes True, False or a turnout.ValidationTaskConfig"
-            raise refused("ReportCallback(): validation", validation, remedy)
-        for name, value in {"after_train_epoch": after_train_epoch, "after_validation": after_validation}.items():
+        check_report_arguments(checkpoint_upload_mode, validation, list(CheckpointUploadMode))
+        flags: dict[str, Any] = {"after_train_epoch": after_train_epoch, "after_validation": after_validation}
+        for name, value in flags.items():
             if not isinstance(value, bool):
                 raise refused(f"ReportCallback(): {name}", value, "takes True or False")
         if every_n_train_steps is not None:

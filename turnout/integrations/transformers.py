@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from turnout.checkpoint import Checkpoint
-from turnout.checks import refused
 from turnout.config import CheckpointUploadMode, ValidationTaskConfig
 from turnout.errors import MissingDependencyError, UsageError
+from turnout.integrations.reporting import check_report_arguments
 from turnout.session import active, get_context, report
 
 if TYPE_CHECKING:
@@ -52,12 +52,9 @@ class Reporting:
         validation: bool | ValidationTaskConfig = False,
     ) -> None:
         super().__init__()
-        if checkpoint_upload_mode not in (CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC):
-            remedy = "takes CheckpointUploadMode.SYNC or ASYNC: the trainer writes to its own output_dir"
-            raise refused("ReportCallback(): checkpoint_upload_mode", checkpoint_upload_mode, remedy)
-        if not isinstance(validation, (bool, ValidationTaskConfig)):
-            remedy = "takes True, False or a turnout.ValidationTaskConfig"
-            raise refused("ReportCallback(): validation", validation, remedy)
+        # Not NO_UPLOAD: the trainer writes to its own output_dir.
+        modes = (CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC)
+        check_report_arguments(checkpoint_upload_mode, validation, modes)
         self._mode = checkpoint_upload_mode
         self._validation = validation
 

@@ -30,8 +30,8 @@ _FILES_OF_RAY = "/ray/session_"
 _VARIABLES_OF_RAY = "RAY_"
 _PROCESSES_OF_RAY = ("ray::IDLE", "ray/_private/workers/default_worker.py", "ray/core/src/ray/", "ray/_private/log_")
 _ACTORS_OF_RAY_DATA = ("ray::_AutoscalingCoordinatorActor", "ray::_StatsActor")  # one of each serves a whole cluster
-# Set by pytest while it runs, by torch on the first optimizer step, by Ray when it joins a cluster, by Lightning when it
-# first counts GPUs.
+# Set by pytest while it runs, by torch on the first optimizer step, by Ray when it joins a cluster, by Lightning when
+# it first counts GPUs.
 _LASTING_VARIABLES = (
     "PYTEST_CURRENT_TEST",
     "COLUMNS",
