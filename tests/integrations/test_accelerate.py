@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import turnout
 from tests.distributed.conftest import _cluster, cluster
-from tests.integrations.torch_family import PRELOADED
+from tests.integrations.torch_family import PRELOADED, one_thread
 from turnout import RunConfig
 from turnout.testing.ranks import warm_server
 from turnout.testing.tracks import IN_PROCESS, PROCESS, RAY, TORCHRUN, Track
@@ -29,8 +30,10 @@ pytestmark = pytest.mark.timeout(180)  # the first of them waits for the server 
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _server(pytestconfig: pytest.Config) -> None:
+def _server(pytestconfig: pytest.Config) -> Iterator[None]:
     warm_server(pytestconfig).start(PRELOADED)
+    with one_thread():
+        yield
 
 
 def train() -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import turnout
 import turnout.lightning
 from tests.distributed.conftest import _cluster, cluster
-from tests.integrations.torch_family import PRELOADED, loaded_after
+from tests.integrations.torch_family import PRELOADED, loaded_after, one_thread
 from turnout import CheckpointUploadMode, FailureConfig, Result, RunConfig
 from turnout.errors import MissingDependencyError, UsageError
 from turnout.integrations import lightning as integration
@@ -51,8 +51,10 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _server(pytestconfig: pytest.Config) -> None:
+def _server(pytestconfig: pytest.Config) -> Iterator[None]:
     warm_server(pytestconfig).start(PRELOADED)
+    with one_thread():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import turnout
-from tests.integrations.torch_family import PRELOADED
+from tests.integrations.torch_family import PRELOADED, one_thread
 from turnout import Checkpoint, Result, RunConfig, ScalingConfig
 from turnout.errors import CheckpointNotFoundError, UsageError
 from turnout.testing.ranks import warm_server
@@ -22,8 +23,10 @@ pytestmark = pytest.mark.timeout(180)  # the first of them waits for the server 
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _server(pytestconfig: pytest.Config) -> None:
+def _server(pytestconfig: pytest.Config) -> Iterator[None]:
     warm_server(pytestconfig).start(PRELOADED)
+    with one_thread():
+        yield
 
 
 def train(config: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 import turnout
 import turnout.huggingface.transformers
 from tests.distributed.conftest import _cluster, cluster
-from tests.integrations.torch_family import PRELOADED, loaded_after
+from tests.integrations.torch_family import PRELOADED, loaded_after, one_thread
 from turnout import CheckpointUploadMode, FailureConfig, Result, RunConfig
 from turnout.errors import MissingDependencyError, UsageError
 from turnout.huggingface.transformers import ReportCallback, prepare_trainer
@@ -34,8 +35,10 @@ pytestmark = pytest.mark.timeout(180)  # the first of them waits for the server 
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _server(pytestconfig: pytest.Config) -> None:
+def _server(pytestconfig: pytest.Config) -> Iterator[None]:
     warm_server(pytestconfig).start(PRELOADED)
+    with one_thread():
+        yield
 
 
 def numbers() -> torch.Tensor:

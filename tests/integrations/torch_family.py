@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+from collections.abc import Iterator
 
-__all__ = ["FRAMEWORKS", "PRELOADED", "loaded_after"]
+import torch
+
+__all__ = ["FRAMEWORKS", "PRELOADED", "loaded_after", "one_thread"]
 
 PRELOADED = (
     "accelerate",
@@ -34,3 +38,14 @@ def loaded_after(code: str) -> list[str]:
     program = f"import sys\n{code}\nprint(*[name for name in {FRAMEWORKS!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50)
     return done.stdout.split()
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute as the ranks do: what is as small as here takes several threads longer."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
