@@ -266,6 +266,35 @@ def test_a_run_of_the_same_name_goes_on_from_its_last_epoch(tmp_path: Path, undi
     assert state == {name: value for name, value in undisturbed.items() if name != "trained"}
 
 
+def fail_on_one_rank(config: dict[str, Any]) -> None:
+    """Rank 1 raises, while rank 0 computes and says when it is unwound."""
+    import lightning.pytorch as package
+
+    class Computes(package.Callback):  # type: ignore[misc,name-defined]  # an untyped re-export
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 2 and trainer.global_rank == 1:
+                raise LookupError("no rows left")
+            while trainer.global_step == 2:
+                pass
+
+        def on_exception(self, trainer: Any, *_: Any) -> None:
+            (config["marks"] / f"rank-{trainer.global_rank}").touch()
+
+    trainer = package.Trainer(strategy=classes_for(package).DDPStrategy(), callbacks=[Computes()], **QUIET)
+    prepare_trainer(trainer).fit(regression(package), loader(trainer.world_size))
+
+
+def test_a_rank_unwinds_when_another_has_failed(tmp_path: Path) -> None:
+    with pytest.raises(LookupError, match="no rows left"):
+        PROCESS.fit(
+            fail_on_one_rank,
+            trainer=TorchTrainer,
+            train_loop_config={"marks": tmp_path},
+            run_config=RunConfig(storage_path=str(tmp_path / "runs")),
+        )
+    assert sorted(each.name for each in tmp_path.glob("rank-*")) == ["rank-0", "rank-1"]
+
+
 # FSDP
 
 

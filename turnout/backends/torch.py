@@ -172,11 +172,11 @@ class TorchBackend(Backend):
         if os.environ.get("OMP_NUM_THREADS"):
             return
         before, share = torch.get_num_threads(), max(1, _num_cores() // ranks.local_world_size)
-        if share < before:
+        if share < before and ranks.local_world_size > 1:
             torch.set_num_threads(share)
             self._undo.append(lambda _: torch.set_num_threads(before))
         # Libraries such as accelerate and Lightning would count the cores again, each in a way of its own.
-        self._set_variables({"OMP_NUM_THREADS": str(min(share, before))})
+        self._set_variables({"OMP_NUM_THREADS": str(torch.get_num_threads())})
 
     def _tell_accelerate(self) -> None:
         """Have accelerate, and Transformers on it, join the group on a machine without GPUs.
