@@ -140,6 +140,22 @@ def test_a_framework_comes_to_its_own_metrics_on_one_process_and_on_two(example:
     assert accuracies[1] > 0.93
 
 
+@pytest.mark.parametrize(
+    ("example", "tolerance"), [("lightning_digits", 0), ("transformers_text", 1), ("accelerate_digits", 0)]
+)
+def test_a_framework_comes_to_its_own_loss_in_process_and_on_two_ranks(example: str, tolerance: int) -> None:
+    """To the digits that are shown; where Adam blows rounding up, to one unit of the last."""
+    found = re.findall(r"^(.+): loss (\d+\.\d{4})(.*)$", run(f"examples/{example}.py"), re.MULTILINE)
+    names, losses, rest = zip(*found, strict=True)
+    assert [name.split()[-1] for name in names] == ["alone", "process", "ranks"]
+    assert losses[1] == losses[0]
+    assert float(losses[2]) == pytest.approx(float(losses[0]), abs=tolerance * 1e-4 + 1e-9)
+    if "accuracy" in rest[0]:
+        accuracies = {re.findall(r"accuracy (\S+\d)", text)[0] for text in rest}
+        assert len(accuracies) == 1
+        assert float(accuracies.pop()) > 0.9
+
+
 def programs(document: str) -> list[str]:
     """What runs alone; a block that begins with a file's name is one of several that belong together."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
