@@ -55,7 +55,7 @@ def median_of_rounds(
     """
     taken = []
     for _ in range(num_rounds):
-        figures = {}
+        figures: dict[str, float] = {}
         for take in (measure,) if beside is None else (measure, beside):
             time.sleep(_PAUSE_S)
             figures |= take()

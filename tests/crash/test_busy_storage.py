@@ -17,7 +17,7 @@ from turnout.filesystem import arrow_filesystem
 def busy_filesystem() -> Any:
     from fsspec.implementations.memory import MemoryFileSystem
 
-    class Busy(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    class Busy(MemoryFileSystem):
         asked: set[str]
 
         def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:

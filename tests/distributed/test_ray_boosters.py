@@ -51,7 +51,8 @@ def test_xgboost_trains_one_model_on_the_shares_of_a_ray_data_set(tmp_path: Path
     def train() -> int:
         shards = [matrix(turnout.get_dataset_shard(name)) for name in ("train", "test")]
         xgboost.train(params, shards[0], ROUNDS, evals=[(shards[1], "test")], callbacks=[XGBoostReportCallback()])
-        return shards[0].num_row()
+        num_rows: int = shards[0].num_row()
+        return num_rows
 
     ray.data.DataContext.get_current().enable_progress_bars = False
     result = XGBoostTrainer(train, **arguments(tmp_path, ray.data.from_arrow(table()))).fit()

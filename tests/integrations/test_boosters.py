@@ -54,7 +54,8 @@ def predicted_by_xgboost(checkpoint: turnout.Checkpoint) -> Array:
 
     model = XGBoostReportCallback.get_model(checkpoint)
     assert model.num_boosted_rounds() == ROUNDS
-    return model.predict(xgboost.DMatrix(rows(seed=1)[0]))
+    predicted: Array = model.predict(xgboost.DMatrix(rows(seed=1)[0]))
+    return predicted
 
 
 def predicted_by_lightgbm(checkpoint: turnout.Checkpoint) -> Array:

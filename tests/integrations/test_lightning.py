@@ -78,7 +78,7 @@ def regression(package: Any, *, dies_at: tuple[int, int, Path] | None = None) ->
         dies_at: the rank, the batch of all, and a mark of its having died, by which it dies once.
     """
 
-    class Regression(package.LightningModule):  # type: ignore[misc]  # whichever package's
+    class Regression(package.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
@@ -270,7 +270,7 @@ def fail_on_one_rank(config: dict[str, Any]) -> None:
     """Rank 1 raises, while rank 0 computes and says when it is unwound."""
     import lightning.pytorch as package
 
-    class Computes(package.Callback):  # type: ignore[misc,name-defined]  # an untyped re-export
+    class Computes(package.Callback):
         def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
             if trainer.global_step == 2 and trainer.global_rank == 1:
                 raise LookupError("no rows left")

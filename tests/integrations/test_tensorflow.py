@@ -82,7 +82,7 @@ def fitting(kill_in: int | None = None, first_kill: Path | None = None) -> Calla
 
         from turnout.tensorflow import ReportCallback
 
-        class Killer(keras.callbacks.Callback):  # type: ignore[misc]
+        class Killer(keras.callbacks.Callback):
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
                 self.epoch = epoch
 
