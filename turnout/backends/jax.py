@@ -115,7 +115,7 @@ class JaxBackend(Backend):
                 return
             jax.distributed.shutdown()
             if not is_worker():  # else the process ends now
-                importlib.import_module("jax.extend.backend").clear_backends()
+                _forget_runtime()
         finally:
             self._put_back(jax)
 
@@ -165,6 +165,15 @@ def _check_own_group(jax: Any, ranks: RankInfo) -> None:  # Any: the module
             f"the run it is rank {ranks.rank} of {ranks.world_size}; shut it down first, or leave it to the trainer"
         )
     logger.debug("using JAX's distributed runtime that was there before")
+
+
+def _forget_runtime() -> None:
+    """Have JAX be in this process alone again, and fit for another runtime; arrays of the one before are gone."""
+    importlib.import_module("jax.extend.backend").clear_backends()
+    with contextlib.suppress(ImportError, AttributeError):  # another version may have it elsewhere
+        from jax._src import distributed
+
+        distributed.global_state.process_id, distributed.global_state.num_processes = 0, 1
 
 
 def _forget_exit() -> None:

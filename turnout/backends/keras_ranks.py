@@ -7,8 +7,11 @@ the one is asked for shapes alone, and metrics are summed over the workers when 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
+
+from turnout.dependency import imported
 
 __all__ = ["correct_keras"]
 
@@ -19,15 +22,14 @@ def correct_keras() -> Callable[[], None]:
     Returns:
         What puts them back.
     """
-    import keras
     import tensorflow as tf
 
+    keras: Any = imported("keras", at_least="3.0", extra="tensorflow", needed_by="TensorflowTrainer")
     if keras.config.backend() != "tensorflow":
         return _nothing
     try:
-        from keras.src.backend.tensorflow import trainer
-
-        kind: Any = trainer.TensorFlowTrainer
+        trainer: Any = importlib.import_module("keras.src.backend.tensorflow.trainer")  # Any: Keras has no types
+        kind = trainer.TensorFlowTrainer
         build, reduce = kind._maybe_symbolic_build, trainer.reduce_per_replica
     except (ImportError, AttributeError):
         return _nothing
