@@ -270,7 +270,7 @@ def fail_on_one_rank(config: dict[str, Any]) -> None:
     """Rank 1 raises, while rank 0 computes and says when it is unwound."""
     import lightning.pytorch as package
 
-    class Computes(package.Callback):  # type: ignore[misc,name-defined]  # an untyped re-export
+    class Computes(package.Callback):
         def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
             if trainer.global_step == 2 and trainer.global_rank == 1:
                 raise LookupError("no rows left")
