@@ -179,7 +179,8 @@ def test_two_ranks_come_to_what_a_trainer_comes_to_alone(
     if track is RAY:
         request.getfixturevalue("cluster")
     run_config = RunConfig(storage_path=str(tmp_path / "runs"))
-    result = fit(track, tmp_path, run_config=run_config)
+    config = {"report": {"checkpoint_upload_mode": CheckpointUploadMode.ASYNC}}
+    result = fit(track, tmp_path, config, run_config=run_config)
     assert result.return_values is not None
     assert [equal_but_for_rounding(state, alone) for state in result.return_values] == [True, True]
     assert result.metrics is not None
@@ -195,7 +196,6 @@ def test_killed_in_the_middle_of_epoch_two_it_goes_on_as_if_undisturbed(tmp_path
     config = {
         "dies_at": (2 * NUM_STEPS + 3, tmp_path / "died"),
         "options": {"save_strategy": "steps", "save_steps": 5},
-        "report": {"checkpoint_upload_mode": CheckpointUploadMode.ASYNC},
     }
     run_config = RunConfig(storage_path=str(tmp_path / "runs"), failure_config=FailureConfig(max_failures=1))
     result = fit(PROCESS, tmp_path, config, run_config=run_config)

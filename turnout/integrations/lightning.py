@@ -207,8 +207,8 @@ class RanksStrategy:
     def setup(self, trainer: Any) -> None:  # Any: Lightning's, whichever package's
         """Set the model up for training."""
         if is_worker():
-            # On SIGTERM Lightning's own handler meets the other ranks, of which one has failed by then: it would wait
-            # until it is killed, where this rank has been told to unwind.
+            # A rank is told by SIGTERM to unwind, when another has failed. Lightning's own handler would first meet the
+            # others, and so wait for one that is gone, or raise what that comes to in place of what the rank is told.
             trainer._signal_connector._sigterm_notifier_fn = _leave_to_turnout
         super().setup(trainer)  # type: ignore[misc]  # as above
 
