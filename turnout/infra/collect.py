@@ -199,7 +199,7 @@ def _without_copies(collecting: Collecting, reply: Reply) -> Any:
     """A reply's value, without the rows for those that the worker was given again."""
     if not reply.num_copies:
         return reply.value
-    rows, num_items = num_rows(reply.value), reply.num_items or 0
+    rows, num_items = num_rows(reply.value, everywhere=False), reply.num_items or 0
     if rows == num_items + reply.num_copies:
         return taken(reply.value, 0, num_items)
     if collecting.how == "flatten" and rows is not None:

@@ -6,7 +6,7 @@ Neither numpy, torch nor pyarrow is imported for it: what is one of theirs is on
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 __all__ = ["Rows", "is_namedtuple", "joined", "like_mapping", "num_rows", "rows_of", "size_of", "taken"]
@@ -55,16 +55,21 @@ def rows_of(value: Any) -> Rows | None:  # Any: whatever a method is called with
     return None
 
 
-def num_rows(value: Any) -> int | None:
-    """The rows of a result that `joined` can put together with others; None if it has none, or parts that differ."""
+def num_rows(value: Any, *, everywhere: bool = True) -> int | None:
+    """The rows of a result that `joined` can put together with others; None if it has none, or parts that differ.
+
+    Args:
+        value: a result.
+        everywhere: whether all parts of it have to have them.
+    """
     rows = rows_of(value)
     if rows is not None:
         if isinstance(value, tuple) and _is_several(value):
-            return _agreed(value)
+            return _agreed(value, everywhere)
         return rows.count(value) if rows.join is not None else None
     if isinstance(value, Mapping):
-        return _agreed(value.values())
-    return _agreed(value) if is_namedtuple(value) else None
+        return _agreed(value.values(), everywhere)
+    return _agreed(value, everywhere) if is_namedtuple(value) else None
 
 
 def taken(value: Any, start: int, stop: int) -> Any:
@@ -144,8 +149,10 @@ def _is_several(value: Any) -> bool:
     return bool(value) and all(isinstance(each, Mapping) or rows_of(each) is not None for each in value)
 
 
-def _agreed(values: Any) -> int | None:
-    counts = {num_rows(each) for each in values}
+def _agreed(values: Iterable[Any], everywhere: bool) -> int | None:
+    counts = {num_rows(each, everywhere=everywhere) for each in values}
+    if not everywhere:
+        counts.discard(None)
     return counts.pop() if len(counts) == 1 else None
 
 
