@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from turnout.errors import UsageError
-from turnout.infra.calls import Call, Workers
+from turnout.infra.calls import Call, Pending, Workers
 from turnout.infra.collect import Collecting
 from turnout.infra.device_mesh import DeviceMesh
 from turnout.infra.dispatch import Part, dispatched
@@ -112,7 +112,6 @@ class Handle:
         Returns:
             A `LazyCollect`, or the result itself where that is asked for.
         """
-        world = current_world()
         call = self.begun(method.name, method.timeout_s)
         all_ranks = (
             bool(kwargs.pop("all_ranks", False)) if "all_ranks" in kwargs and not method.takes("all_ranks") else False
@@ -120,7 +119,11 @@ class Handle:
         ranks, parts, collecting = self._dealt(method, args, kwargs)
         if method.timeout_s is not None and not self.workers.takes_later:
             _warn_of_timeout(self.label(method.name))
-        pending = self.workers.submit(target, call, parts, ranks)
+        # No local of this frame: the traceback of an error has the frame, and would keep the result for ever.
+        return self._result(method, self.workers.submit(target, call, parts, ranks), collecting, all_ranks)
+
+    def _result(self, method: RemoteMethod, pending: Pending, collecting: Collecting, all_ranks: bool) -> Any:
+        world = current_world()
         result: LazyCollect[Any] = LazyCollect(pending, collecting, all_ranks=all_ranks)
         is_lazy = next(
             each for each in (method.lazy_collect, self.lazy_collect, world.settings.lazy_collect) if each is not None
