@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -173,8 +174,8 @@ class Placement:
         return {name: value for name, value in options.items() if name not in ("max_restarts", "max_task_retries")}
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it is placed; whether it is."""
-        return bool(self._group.wait(timeout_s))
+        """Wait until it is placed, in whole seconds, as Ray counts them here; whether it is."""
+        return bool(self._group.wait(max(1, math.ceil(timeout_s))))
 
     def remove(self) -> None:
         """Give everything back; whatever still runs in it is killed."""

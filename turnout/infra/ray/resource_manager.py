@@ -181,7 +181,7 @@ class ResourceManager:
             )
             self.placements.append(Placement(bundles, "turnout-infra"))
         for placement in self.placements:
-            if not placement.wait(max(0.1, deadline - time.monotonic())):
+            if not placement.wait(deadline - time.monotonic()):
                 raise ResourceError(
                     f"the groups were not placed within initialize(placement_timeout_s={self._timeout_s:g}): "
                     f"{self._told(self._nodes())}"
