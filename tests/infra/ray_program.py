@@ -159,6 +159,12 @@ class Worker:
 
         return [random.random(), float(np.random.rand())]
 
+    @infra.remote_function(execute="first", collect="first")
+    def is_deterministic(self) -> bool:
+        import torch
+
+        return torch.are_deterministic_algorithms_enabled()
+
 
 @infra.remote_class(execute="first")
 class Only:
@@ -506,19 +512,21 @@ def check_after_shutdown_the_cluster_is_whole(its: Objects) -> None:
     )  # fmt: skip
 
 
-def check_several_devices_are_one_worker_s_and_named_ones_are_taken(its: Objects) -> None:
+def check_several_devices_are_one_worker_s_and_seeds_and_determinism_reach_it(its: Objects) -> None:
     groups = [
         DeviceGroup("pairs", [0, 1, 2, 3], "cuda", gpus_per_worker=2),
         DeviceGroup("named", [4], "cuda", visible_devices=["GPU-abc"]),
     ]
-    with infra.initialize("ray", nproc_per_node=8, groups=groups, seed=3, seed_mode="per_rank"):
+    settings: dict[str, Any] = {"groups": groups, "seed": 3, "seed_mode": "per_rank"}
+    with infra.initialize("ray", **settings, full_determinism=True):
         pairs = on_group(Worker, "pairs")()
         devices = [each["CUDA_VISIBLE_DEVICES"] for each in pairs.variables()()]
         assert [len(each.split(",")) for each in devices] == [2, 2]
         assert len({device for each in devices for device in each.split(",")}) == 4
         assert on_group(Worker, "named")().variables()()[0]["CUDA_VISIBLE_DEVICES"] == "GPU-abc"
         on_ray = pairs.draws()()
-    with infra.initialize("local", simulate=True, groups=groups, seed=3, seed_mode="per_rank"):
+        assert pairs.is_deterministic()()
+    with infra.initialize("local", **settings, simulate=True):
         assert on_group(Worker, "pairs")().draws()() == on_ray
 
 

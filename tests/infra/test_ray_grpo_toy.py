@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def output_of(*arguments: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RAY_enable_worker_prestart": "0"}
     environment.pop("RAY_ADDRESS", None)
     done = subprocess.run(
         [sys.executable, "examples/grpo_toy.py", *arguments, "--steps", "12"],
