@@ -91,12 +91,11 @@ class RayWorkers(Workers):
 
     def submit(self, target: Any, call: Call, parts: Sequence[Part], ranks: Sequence[int]) -> Pending:
         """Send every part to its actor; returns at once."""
-        name, caller = call.name, call.caller
         if any(part.has_later for part in parts):
             refs = [self._submit_later(call, part, rank) for part, rank in zip(parts, ranks, strict=True)]
         else:
-            wires = _wires(parts)
-            refs = [self.actors[rank].call.remote(name, wire, caller) for rank, wire in zip(ranks, wires, strict=True)]
+            wires = _wires(call, parts)
+            refs = [self.actors[rank].call.remote(wire) for rank, wire in zip(ranks, wires, strict=True)]
         return _told(RayPending(call, refs, ranks, self))
 
     def _submit_later(self, call: Call, part: Part, rank: int) -> Any:
@@ -109,9 +108,9 @@ class RayWorkers(Workers):
             part.cutting,
             part.total,
         )
-        wire = (args, kwargs, part.num_items, part.num_copies, sources)
+        wire = (call.name, call.caller, args, kwargs, part.num_items, part.num_copies, sources)
         refs = [ref for lazy in lazies for ref in lazy.pending.refs]  # type: ignore[attr-defined]
-        return self.actors[rank].call.remote(call.name, wire, call.caller, *refs)
+        return self.actors[rank].call.remote(wire, *refs)
 
     def iterator(self, ranks: Sequence[int], call: Call) -> ItemSource:
         """Begin to iterate on some of the actors; an error there comes with the first item."""
@@ -172,7 +171,7 @@ class RayPending(Pending):
 
     def replies(self, deadline: float | None, places: Sequence[int] | None) -> list[Reply]:
         """All replies, with the values of some."""
-        replies: list[Reply] = self.values(deadline)
+        replies = [Reply(*each) for each in self.values(deadline)]
         wanted = range(len(replies)) if places is None else places
         stored = [place for place in wanted if replies[place].stored is not None]
         if stored:
@@ -292,11 +291,11 @@ class _Items(ItemSource):
             self._workers.actors[rank].forget.remote(self._number)
 
 
-def _wires(parts: Sequence[Part]) -> Iterator[Any]:
+def _wires(call: Call, parts: Sequence[Part]) -> Iterator[Any]:
     """Parts as they are sent; what all of them share is stored once if it is large."""
     first = parts[0] if parts else None
     if first is not None and len(parts) > 1 and all(part.args is first.args for part in parts[1:]):
-        wire = (first.args, first.kwargs, None, 0, None)
+        wire = (call.name, call.caller, first.args, first.kwargs, None, 0, None)
         if size_of((first.args, first.kwargs), _SHARED_FROM) >= _SHARED_FROM:
             import ray
 
@@ -304,7 +303,7 @@ def _wires(parts: Sequence[Part]) -> Iterator[Any]:
             yield from (stored for _ in parts)
             return
     for part in parts:
-        yield part.args, part.kwargs, part.num_items, part.num_copies, None
+        yield call.name, call.caller, part.args, part.kwargs, part.num_items, part.num_copies, None
 
 
 def _slotted(value: Any, lazies: list[LazyCollect[Any]]) -> Any:
@@ -357,8 +356,8 @@ def _done(pending: RayPending, future: Any) -> None:
     world = current_world()
     if future.exception() is not None:
         world.look_at(pending)
-    elif isinstance(reply := future.result(), Reply):
-        for message in reply.messages:
+    else:
+        for message in Reply(*future.result()).messages:
             world.notify(message)
 
 
