@@ -29,7 +29,7 @@ QUESTIONS_PER_STEP = 32
 LARGEST = 4  # digit in a question
 SEED = 42
 
-Weights = dict[str, torch.Tensor]
+Weights = dict[str, Any]  # Any: tensors, or arrays
 Sample = dict[str, Any]  # Any: a question, the text of an answer, and when the two were put together
 Span = tuple[float, float]
 
@@ -102,7 +102,7 @@ class Sampler:
         started = time.time()
         time.sleep(seconds)  # as a large model would take
         odds = self.network(encoded([question for question, _ in questions])).softmax(1)
-        answered = []
+        answered: list[list[Sample]] = []
         for (question, seed), each in zip(questions, odds, strict=True):
             own = torch.Generator().manual_seed(seed)
             answers = torch.multinomial(each, ANSWERS_PER_QUESTION, replacement=True, generator=own).tolist()
@@ -151,10 +151,10 @@ def train(num_steps: int = 60, seconds: float = 0.0) -> tuple[list[float], float
     rewards, steps, samplings = [], list[Span](), list[Span]()
     coming: LazyCollect[list[list[Sample]]] = sampler.answer(questions_of(0), seconds)
     for step in range(num_steps):
-        scored = rewarder.score(coming)  # goes from worker to worker, as all that is not called here
+        scored = rewarder.score(coming.later)  # goes from worker to worker, as all that is not called here
         coming = sampler.answer(questions_of(step + 1), seconds)  # is computed while the policy trains
-        taken = policy.step(policy.gradients(scored))
-        sampler.load(policy.weights())
+        taken = policy.step(policy.gradients(scored.later).later)
+        sampler.load(policy.weights().later)
         samples = scored()
         rewards.append(
             sum(sample["reward"] for group in samples for sample in group) / (len(samples) * len(samples[0]))
@@ -175,12 +175,12 @@ def main(mode: str = "local", num_steps: int = 60, seconds: float = 0.0) -> list
         if not ray.is_initialized():  # a cluster of this machine, which says that it has a CPU for each worker
             ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False)
     groups = [DeviceGroup("policy", 2), DeviceGroup("sampler", 2), DeviceGroup("rewards", 2)]
-    settings: dict[str, Any] = {
+    modes: dict[str, dict[str, Any]] = {
         "local": {"mode": "local"},
         "simulate": {"mode": "local", "simulate": True, "groups": groups},
         "ray": {"mode": "ray", "groups": groups},
-    }[mode]
-    with infra.initialize(**settings, seed=SEED):
+    }
+    with infra.initialize(**modes[mode], seed=SEED):
         started = time.monotonic()
         rewards, overlap = train(num_steps, seconds)
         took_s = time.monotonic() - started

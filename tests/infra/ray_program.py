@@ -29,6 +29,7 @@ import turnout.infra as infra
 from tests.distributed.ranks import wait_until
 from turnout.errors import ResourceError, UsageError, WorkerGroupError
 from turnout.infra import DeviceGroup, DeviceMesh, LazyCollect, on_group
+from turnout.infra.collect import Reply
 from turnout.infra.world import current_world
 
 NAMES = (
@@ -147,7 +148,8 @@ class Worker:
     @infra.remote_function(execute="first", collect="first")
     def build_inside(self) -> list[Any]:
         inside = on_group(Worker, "sampler")()
-        return [inside.rows([1, 2, 3, 4])(), Worker().rows([5])()]
+        own = on_group(Worker, "rewards")()  # the worker's own group: here, as without one
+        return [inside.rows([1, 2, 3, 4])(), Worker().rows([5])(), own.rows([6])(), own.seen]
 
     @infra.remote_function(execute="first")
     def tell(self, text: str) -> None:
@@ -164,6 +166,17 @@ class Worker:
         import torch
 
         return torch.are_deterministic_algorithms_enabled()
+
+    @infra.remote_function(sync=True)
+    def summed_over_ranks(self) -> float:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        dist.destroy_process_group()
+        return total.item()
 
 
 @infra.remote_class(execute="first")
@@ -192,6 +205,19 @@ class Loader:
             if number == self.fail_at:
                 raise OSError("no more files")
             yield f"{self.rank}:{number}"
+
+
+@infra.remote_class()
+class Holder:
+    """Has an object of another group."""
+
+    def __init__(self, other: Worker) -> None:
+        self.other = other
+
+    @infra.remote_function(execute="first", collect="first")
+    def through(self, batch: list[int]) -> list[int]:
+        rows: list[int] = self.other.rows(batch)()
+        return rows
 
 
 @infra.remote_class()
@@ -274,7 +300,7 @@ def check_only_the_variables_that_are_needed_travel(its: Objects) -> None:
 
 def check_an_unknown_group_is_refused_and_without_one_the_object_is_here(its: Objects) -> None:
     with raises(UsageError, "'model', 'sampler', 'wide', 'rewards'"):
-        on_group(Worker, "modle")()
+        on_group(Worker, "modell")()
     here = Worker()
     assert here.rows([1])() == [1]
     assert isinstance(here.rows([1]), LazyCollect)
@@ -339,14 +365,14 @@ def check_a_result_goes_from_group_to_group_and_not_through_the_driver(its: Obje
     process = psutil.Process()
     before = process.memory_info().rss
     samples = its.model.arrays([3_000_000] * 4)  # 24 MB each
-    halves = its.sampler.told_of(samples)()
+    halves = its.sampler.told_of(samples.later)()
     assert halves == [(6_000_000, [0.0, 1.0]), (6_000_000, [2.0, 3.0])]
-    assert its.sampler.told_of(samples)() == halves
+    assert its.sampler.told_of(samples.later)() == halves
     grown = process.memory_info().rss - before
     assert grown < 5_000_000, f"the driver has grown by {grown} bytes"
-    replies = ray.get(samples.pending.refs)  # type: ignore[attr-defined]
+    replies = [Reply(*each) for each in ray.get(samples.pending.refs)]  # type: ignore[attr-defined]
     assert all(reply.value is None and reply.stored is not None for reply in replies)
-    core: Any = ray._private.worker.global_worker.core_worker
+    core: Any = ray._private.worker.global_worker.core_worker  # type: ignore[attr-defined]
     own = core.get_owner_address(ray.put(1))
     assert own not in [core.get_owner_address(reply.stored) for reply in replies]
     assert process.memory_info().rss - before < 5_000_000
@@ -366,7 +392,7 @@ def check_a_result_within_a_list_or_a_dict_is_its_value_too(its: Objects) -> Non
 
 
 def check_a_remote_loader_gives_all_its_batches_in_order_to_every_iterator(its: Objects) -> None:
-    loader = on_group(Loader, "sampler")(3)
+    loader: Any = on_group(Loader, "sampler")(3)  # Any: of several workers, lists of theirs come
     assert len(loader) == 3
     assert list(loader) == [["0:0", "1:0"], ["0:1", "1:1"], ["0:2"]]
     first, second = iter(loader), iter(loader)
@@ -455,7 +481,11 @@ def check_peers_map_in_blocks_both_ways_and_are_all_from_the_driver(its: Objects
 
 
 def check_objects_are_built_from_inside_of_an_actor(its: Objects) -> None:
-    assert its.rewards.build_inside()() == [[1, 2, 3, 4], [5]]
+    assert its.rewards.build_inside()() == [[1, 2, 3, 4], [5], [6], []]
+
+
+def check_an_object_of_one_group_is_given_to_the_constructor_of_another(its: Objects) -> None:
+    assert on_group(Holder, "rewards")(its.model).through([1, 2, 3, 4, 5])() == [1, 2, 3, 4, 5]
 
 
 def check_two_programs_on_one_cluster_do_not_meet(its: Objects) -> None:
@@ -512,7 +542,7 @@ def check_after_shutdown_the_cluster_is_whole(its: Objects) -> None:
     )  # fmt: skip
 
 
-def check_several_devices_are_one_worker_s_and_seeds_and_determinism_reach_it(its: Objects) -> None:
+def check_several_devices_are_one_worker_s_and_seeds_and_collectives_work_there(its: Objects) -> None:
     groups = [
         DeviceGroup("pairs", [0, 1, 2, 3], "cuda", gpus_per_worker=2),
         DeviceGroup("named", [4], "cuda", visible_devices=["GPU-abc"]),
@@ -526,6 +556,7 @@ def check_several_devices_are_one_worker_s_and_seeds_and_determinism_reach_it(it
         assert on_group(Worker, "named")().variables()()[0]["CUDA_VISIBLE_DEVICES"] == "GPU-abc"
         on_ray = pairs.draws()()
         assert pairs.is_deterministic()()
+        assert pairs.summed_over_ranks()() == [2.0, 2.0]
     with infra.initialize("local", **settings, simulate=True):
         assert on_group(Worker, "pairs")().draws()() == on_ray
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from turnout.errors import UsageError
 from turnout.infra import DeviceGroup, Platform
-from turnout.infra import platforms as platforms_module
 from turnout.infra.device_group import settled_groups
 from turnout.infra.handles import peers_of
 from turnout.infra.platforms import CPUPlatform, CUDAPlatform, NPUPlatform, platform_of
@@ -90,7 +89,7 @@ def test_platforms_of_other_packages_come_by_their_entry_point(monkeypatch: pyte
         EntryPoint("bad", "os:sep", "turnout.platforms"),
     ]
     monkeypatch.setattr(EntryPoint, "load", lambda point: Toy if point.name == "toy" else "/")
-    monkeypatch.setattr(platforms_module.importlib.metadata, "entry_points", lambda group: points)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
     assert isinstance(platform_of("toy"), Toy)
     with pytest.raises(UsageError, match="is no class of turnout's Platform"):
         platform_of("bad")

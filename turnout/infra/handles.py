@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from turnout.errors import UsageError
-from turnout.infra.calls import Call, Pending, Workers
+from turnout.infra.calls import Call, Workers
 from turnout.infra.collect import Collecting
 from turnout.infra.device_mesh import DeviceMesh
 from turnout.infra.dispatch import Part, dispatched
@@ -107,28 +107,29 @@ class Handle:
             method: that is called.
             target: the object.
             args: positional.
-            kwargs: by keyword.
+            kwargs: by keyword; ``all_ranks`` and ``lazy_collect`` are the call's own, unless the method takes them.
 
         Returns:
             A `LazyCollect`, or the result itself where that is asked for.
         """
         call = self.begun(method.name, method.timeout_s)
-        all_ranks = (
-            bool(kwargs.pop("all_ranks", False)) if "all_ranks" in kwargs and not method.takes("all_ranks") else False
-        )
+        all_ranks, is_lazy = False, None
+        if "all_ranks" in kwargs and not method.takes("all_ranks"):
+            all_ranks = bool(kwargs.pop("all_ranks"))
+        if "lazy_collect" in kwargs and not method.takes("lazy_collect"):
+            is_lazy = bool(kwargs.pop("lazy_collect"))
         ranks, parts, collecting = self._dealt(method, args, kwargs)
         if method.timeout_s is not None and not self.workers.takes_later:
             _warn_of_timeout(self.label(method.name))
         # No local of this frame: the traceback of an error has the frame, and would keep the result for ever.
-        return self._result(method, self.workers.submit(target, call, parts, ranks), collecting, all_ranks)
+        pending = self.workers.submit(target, call, parts, ranks)
+        return self._result(method, LazyCollect(pending, collecting, all_ranks=all_ranks), is_lazy)
 
-    def _result(self, method: RemoteMethod, pending: Pending, collecting: Collecting, all_ranks: bool) -> Any:
+    def _result(self, method: RemoteMethod, result: LazyCollect[Any], is_lazy: bool | None) -> Any:
+        """What the call returns: by what it says itself, the method, the class, and the program."""
         world = current_world()
-        result: LazyCollect[Any] = LazyCollect(pending, collecting, all_ranks=all_ranks)
-        is_lazy = next(
-            each for each in (method.lazy_collect, self.lazy_collect, world.settings.lazy_collect) if each is not None
-        )
-        if not is_lazy:
+        said = (is_lazy, method.lazy_collect, self.lazy_collect, world.settings.lazy_collect)
+        if not next(each for each in said if each is not None):
             return result()
         if method.sync:
             result()

@@ -122,8 +122,7 @@ class LazyCollect(Later, Generic[R]):
             replies = self._pending.replies(deadline, places)
             self._value = collected(collecting, replies)
         except CallTimeoutError as error:
-            own = self._pending.call.deadline
-            if error.call is self._pending.call and (own is None or own > time.monotonic()):
+            if error.call is self._pending.call and not error.is_final:
                 raise  # only this wait was too short
             self._error = error
         except Exception as error:  # kept, as it is raised whenever the result is asked for
@@ -140,6 +139,11 @@ class LazyCollect(Later, Generic[R]):
                 collecting = collecting._replace(ranks=tuple(range(len(replies))))
             self._of_all = (collected(collecting, replies) if are_more else self._value,)
         return self._of_all[0]
+
+    @property
+    def later(self) -> R:
+        """This very object, as the type that it will have: for type checkers, where it is passed to another call."""
+        return self  # type: ignore[return-value]  # which is what it is for
 
     # -- for those who pass it on, and those who look after what nobody reads
 

@@ -21,6 +21,8 @@ class CallTimeoutError(WorkerGroupError, TimeoutError):
 
     call: Any = None
     """That was made, where this process has made it."""
+    is_final: bool = False
+    """Whether the time that the method itself has is over, and not that of one wait."""
 
 
 class Origin(NamedTuple):

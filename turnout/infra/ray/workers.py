@@ -162,7 +162,7 @@ class RayPending(Pending):
         try:
             returned: list[Any] = ray.get(self.refs, timeout=timeout)
         except ray.exceptions.GetTimeoutError:
-            failure = self._timed_out()
+            failure = self._timed_out(deadline)
         except ray.exceptions.RayError as error:
             failure = self._failed(error)
         else:
@@ -245,7 +245,7 @@ class RayPending(Pending):
         origin = Origin(self.call.label, self.workers.group, rank, place.address, place.pid, "", self.call.caller)
         return WorkerGroupError(text), (time.time(), origin)
 
-    def _timed_out(self) -> BaseException:
+    def _timed_out(self, deadline: float | None) -> BaseException:
         import ray
 
         ready, pending = ray.wait(self.refs, num_returns=len(self.refs), timeout=0, fetch_local=False)
@@ -253,8 +253,8 @@ class RayPending(Pending):
             return self._failed(next(iter(failures.values())))
         hanging = [rank for rank, ref in zip(self.ranks, self.refs, strict=True) if ref in pending]
         call = self.call
-        own = "" if call.timeout_s is None else f"timeout={call.timeout_s:g} s of the method"
-        asked = own if call.deadline is not None and call.deadline <= time.monotonic() else "the timeout of result()"
+        is_own = call.timeout_s is not None and deadline == call.deadline
+        asked = f"timeout={call.timeout_s:g} s of the method" if is_own else "the timeout of result()"
         hellos = self.workers.hellos
         places = ", ".join(f"rank {rank} on node {hellos[rank].address} (pid {hellos[rank].pid})" for rank in hanging)
         stacks = self.workers.stacks(hanging)
@@ -263,7 +263,7 @@ class RayPending(Pending):
             f"[turnout driver caller: {call.caller}] {call.label} on group {self.workers.group!r}: {len(hanging)} of "
             f"{len(self.ranks)} worker(s) have not answered within {asked}: {places}\n{where}"
         )
-        error.call = call
+        error.call, error.is_final = call, is_own
         return error
 
     def __reduce__(self) -> tuple[Any, ...]:
