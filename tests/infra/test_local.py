@@ -232,6 +232,37 @@ def test_a_proxy_has_its_remote_functions_and_nothing_else(simulated: None) -> N
         model(depth=3)
 
 
+def test_classes_that_cannot_be_remote_are_refused(simulated: None) -> None:
+    class Slotted:
+        __slots__ = ("x",)
+
+    with pytest.raises(UsageError, match="its objects have no __dict__"):
+        infra.remote_class()(Slotted)
+
+    @infra.remote_class()
+    class Numbers(list[int]):
+        pass
+
+    assert Numbers([1]) == [1]
+    with pytest.raises(UsageError, match=r"Numbers cannot be built on group 'model'.*Hold what it derives from"):
+        on_group(Numbers, "model")([1])
+    with pytest.raises(UsageError, match="a generator or a coroutine cannot travel"):
+
+        @infra.remote_function()
+        def items(self: Any) -> Any:
+            yield 1
+
+
+def test_a_class_that_derives_from_a_remote_one_is_one_with_a_constructor_of_its_own(simulated: None) -> None:
+    class Derived(Model):
+        def __init__(self, depth: int, device_mesh: DeviceMesh | None = None) -> None:
+            super().__init__(width=depth * 2, device_mesh=device_mesh)
+
+    decorated = infra.remote_class()(Derived)
+    assert on_group(decorated, "sampler")(3).eager() == 6
+    assert Derived(4).width == 8
+
+
 def test_an_error_has_its_own_class_and_the_caller_s_line_in_its_text(simulated: None) -> None:
     for built, group in ((Model(), None), (model(), "model")):
         line = sys._getframe().f_lineno + 1

@@ -57,13 +57,13 @@ def test_every_line_is_as_wide_as_the_others_whatever_the_names(name: str, num: 
 
 
 def test_large_meshes_are_shortened() -> None:
-    infra.initialize("local", simulate=True, groups=[DeviceGroup("model", 16 * 16, "cuda")])
+    infra.initialize("local", simulate=True, groups=[DeviceGroup("model", 8 * 12, "cuda")])
     on_group(Only, "model")()
-    for mesh in (DeviceMesh.from_sizes(dp_size=256), DeviceMesh.from_sizes(dp_size=16, tp_size=16)):
+    for mesh in (DeviceMesh.from_sizes(dp_size=96), DeviceMesh.from_sizes(dp_size=8, tp_size=12)):
         on_group(Model, "model")(device_mesh=mesh)
     drawn = get_device_placement()
     assert {cell_len(line) for line in drawn.split("\n")} == {80}
-    assert "... │ 255 │" in drawn
+    assert "... │  95 │" in drawn
 
 
 def test_nothing_to_draw_is_drawn_too() -> None:

@@ -13,6 +13,7 @@ from turnout.infra.placement_picture import get_device_placement
 from turnout.infra.plans import Plan
 from turnout.infra.platforms import Platform
 from turnout.infra.proxies import iterate, plan
+from turnout.infra.ray.resource_manager import ResourceManager
 from turnout.infra.remote_errors import CallTimeoutError
 from turnout.infra.start import initialize, shutdown
 from turnout.infra.world import notify
@@ -25,6 +26,7 @@ __all__ = [
     "LazyCollect",
     "Plan",
     "Platform",
+    "ResourceManager",
     "SlackNotifier",
     "WebhookNotifier",
     "get_device_placement",

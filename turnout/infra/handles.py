@@ -157,10 +157,9 @@ class Handle:
             ranks, parts = (), []
         else:
             if self._in_place is not None and self._in_place.is_whole:
-                parts = [Part(args, kwargs)]
-            else:
-                place = ranks.index(own)
-                parts = dispatched(policy, args, kwargs, ranks=ranks, mesh=self.mesh, names=names, only=place)
+                ranks = (own,)  # whose part all of it is, counted for a mean over all
+            place = ranks.index(own)
+            parts = dispatched(policy, args, kwargs, ranks=ranks, mesh=self.mesh, names=names, only=place)
             ranks = (own,)
         return ranks, parts, Collecting(method.collect, tuple(ranks), self.mesh, policy.by_data_rank)
 

@@ -161,9 +161,12 @@ class ResourceManager:
 
     def close(self) -> None:
         """Give everything back."""
-        for placement in self.placements:
-            placement.remove()
-        self.placements = []
+        import ray
+
+        placements, self.placements = self.placements, []
+        if ray.is_initialized():  # else all has been given back already
+            for placement in placements:
+                placement.remove()
 
     def _place(self) -> None:
         deadline = time.monotonic() + self._timeout_s

@@ -124,8 +124,9 @@ class RayWorkers(Workers):
         """Kill the actors."""
         import ray
 
-        for actor in self.actors:
-            ray.kill(actor)
+        if ray.is_initialized():  # else they have ended with the cluster, or this program's part in it
+            for actor in self.actors:
+                ray.kill(actor)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RayWorkers, (self.actors, self.hellos, self.group, self.kind_name)
