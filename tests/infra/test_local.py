@@ -245,7 +245,7 @@ def test_classes_that_cannot_be_remote_are_refused(simulated: None) -> None:
 
     assert Numbers([1]) == [1]
     with pytest.raises(UsageError, match=r"Numbers cannot be built on group 'model'.*Hold what it derives from"):
-        on_group(Numbers, "model")([1])
+        Numbers([1], remote_group="model")  # type: ignore[call-arg]
     with pytest.raises(UsageError, match="a generator or a coroutine cannot travel"):
 
         @infra.remote_function()

@@ -43,7 +43,7 @@ class Reply(NamedTuple):
     num_copies: int = 0
     rows: int | None = None
     stored: Any = None
-    messages: tuple[str, ...] = ()
+    messages: Sequence[str] = ()
 
 
 class Collecting(NamedTuple):

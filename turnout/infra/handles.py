@@ -25,6 +25,7 @@ __all__ = ["LONGEST", "PLAIN", "Handle", "has_lazy", "peers_of", "with_values"]
 logger = logging.getLogger(__name__)
 
 _DEEPEST = 4  # levels of lists and dicts in which a LazyCollect among the arguments is found
+_ATOMS = frozenset((int, float, str, bool, bytes, type(None)))
 LONGEST = 1000  # elements of a list that are looked through for one
 
 
@@ -214,7 +215,7 @@ def has_lazy(value: Any, depth: int = _DEEPEST) -> bool:
     if depth and isinstance(value, dict):
         return any(has_lazy(each, depth - 1) for each in value.values())
     if depth and isinstance(value, (list, tuple)) and len(value) <= LONGEST:
-        return any(has_lazy(each, depth - 1) for each in value)
+        return any(has_lazy(each, depth - 1) for each in value if type(each) not in _ATOMS)
     return False
 
 

@@ -145,7 +145,7 @@ class GroupActor:
 
     def build(
         self, launch: Launch, group: str, rank: int, variables: dict[str, str], first: Hello, caller: str
-    ) -> tuple[Any, ...]:
+    ) -> list[Any]:
         """Make the object.
 
         Args:
@@ -176,7 +176,7 @@ class GroupActor:
             self._instance = new_instance(kind, kind.__init__, args, kwargs)
         return self._reply(None, None, 0)
 
-    def call(self, wire: tuple[Any, ...], *replies: Any) -> tuple[Any, ...]:
+    def call(self, wire: list[Any], *replies: Any) -> list[Any]:
         """Run a method.
 
         Args:
@@ -185,7 +185,7 @@ class GroupActor:
             replies: of the sources, one source after another.
 
         Returns:
-            A `Reply`, as a plain tuple, which takes a third of the time to be packed.
+            A `Reply`, as a plain list: Ray pickles a tuple, and packs lists and what is in them without.
         """
         name, caller, args, kwargs, num_items, num_copies, sources = wire
         try:
@@ -210,28 +210,26 @@ class GroupActor:
             has_iter = hasattr(type(self._instance), "__iter__")
             self._iterators[number] = iter(self._instance) if has_iter else self._instance
 
-    def item(self, number: str, caller: str) -> tuple[Any, ...]:
+    def item(self, number: str, caller: str) -> list[Any]:
         """The next item of an iteration, as a `Reply`, which is marked at its end."""
         with self._told("__next__", caller):
             try:
                 return self._reply(next(self._iterators[number]), None, 0)
             except StopIteration:
-                return tuple(Reply(None, rows=ENDED))
+                return list(Reply(None, rows=ENDED))
 
     def forget(self, number: str) -> None:
         """An iteration is over."""
         self._iterators.pop(number, None)
 
-    def _reply(self, value: Any, num_items: int | None, num_copies: int) -> tuple[Any, ...]:
-        told: tuple[str, ...] = ()
-        if self._messages:
-            told = tuple(self._messages)
-            self._messages.clear()
+    def _reply(self, value: Any, num_items: int | None, num_copies: int) -> list[Any]:
+        told = list(self._messages)
+        self._messages.clear()
         if size_of(value, _STORED_FROM) < _STORED_FROM:
-            return value, num_items, num_copies, num_rows(value), None, told
+            return [value, num_items, num_copies, num_rows(value), None, told]
         import ray
 
-        return None, num_items, num_copies, num_rows(value), ray.put(value), told
+        return [None, num_items, num_copies, num_rows(value), ray.put(value), told]
 
     @contextlib.contextmanager
     def _told(self, name: str, caller: str) -> Iterator[None]:
@@ -271,7 +269,7 @@ def fetched(reply: Reply) -> Reply:
 
 
 def _filled(
-    args: Any, kwargs: Any, num_items: int | None, num_copies: int, sources: Sources, replies: Sequence[tuple[Any, ...]]
+    args: Any, kwargs: Any, num_items: int | None, num_copies: int, sources: Sources, replies: Sequence[list[Any]]
 ) -> tuple[Any, Any, int | None, int]:
     """Arguments with every slot filled, and the rows that this worker has."""
     parts: list[tuple[Collecting, Sequence[Reply]]] = []

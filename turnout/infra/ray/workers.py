@@ -108,7 +108,7 @@ class RayWorkers(Workers):
             part.cutting,
             part.total,
         )
-        wire = (call.name, call.caller, args, kwargs, part.num_items, part.num_copies, sources)
+        wire = [call.name, call.caller, list(args), kwargs, part.num_items, part.num_copies, sources]
         refs = [ref for lazy in lazies for ref in lazy.pending.refs]  # type: ignore[attr-defined]
         return self.actors[rank].call.remote(wire, *refs)
 
@@ -296,7 +296,7 @@ def _wires(call: Call, parts: Sequence[Part]) -> Iterator[Any]:
     """Parts as they are sent; what all of them share is stored once if it is large."""
     first = parts[0] if parts else None
     if first is not None and len(parts) > 1 and all(part.args is first.args for part in parts[1:]):
-        wire = (call.name, call.caller, first.args, first.kwargs, None, 0, None)
+        wire = [call.name, call.caller, list(first.args), first.kwargs, None, 0, None]
         if size_of((first.args, first.kwargs), _SHARED_FROM) >= _SHARED_FROM:
             import ray
 
@@ -304,7 +304,7 @@ def _wires(call: Call, parts: Sequence[Part]) -> Iterator[Any]:
             yield from (stored for _ in parts)
             return
     for part in parts:
-        yield call.name, call.caller, part.args, part.kwargs, part.num_items, part.num_copies, None
+        yield [call.name, call.caller, list(part.args), part.kwargs, part.num_items, part.num_copies, None]
 
 
 def _slotted(value: Any, lazies: list[LazyCollect[Any]]) -> Any:
