@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import turnout.infra as infra
-from turnout.infra import DeviceMesh
+from turnout.infra import DeviceMesh, on_group
 
 
 @infra.remote_class()
@@ -83,6 +83,19 @@ class Model:
         import torch
 
         return [random.random(), float(np.random.rand()), torch.rand(1).item()]
+
+    @infra.remote_function(execute="peer")
+    def served_by(self) -> int:
+        return int(os.environ["RANK"])
+
+    @infra.remote_function(dispatch="all")
+    def ask_peers(self, other: Model) -> list[int]:
+        return other.served_by()()
+
+    @infra.remote_function(execute="first", collect="first")
+    def build_inside(self) -> list[Any]:
+        inside, own = on_group(Model, "sampler")(), on_group(Model, "model")(width=5)
+        return [inside.rows([1, 2, 3, 4])(), own.rows([5])(), own.width]
 
     @infra.remote_function()
     def fail(self, text: str) -> None:

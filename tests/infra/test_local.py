@@ -155,6 +155,14 @@ def test_ranks_take_turns_with_their_own_environment_and_mesh(simulated: None) -
     assert "RANK" not in os.environ
 
 
+def test_peers_map_in_blocks_and_objects_are_built_from_inside_as_on_ray(simulated: None) -> None:
+    four, two = model(), model("sampler")
+    assert four.ask_peers(two)() == [[0], [0], [1], [1]]
+    assert two.ask_peers(four)() == [[0, 1], [2, 3]]
+    assert four.served_by()() == [0, 1, 2, 3]
+    assert four.build_inside()() == [[1, 2, 3, 4], [5], 5]
+
+
 @pytest.mark.parametrize(
     ("seed_mode", "num_different"), [("same", 1), ("per_rank", 4), ("per_data_rank", 2)]
 )  # fmt: skip
@@ -166,6 +174,37 @@ def test_every_rank_has_random_numbers_of_its_own(seed_mode: str, num_different:
     assert first != second
     again = model(device_mesh=DeviceMesh.from_sizes(dp_size=2, tp_size=2))
     assert (again.draws()(), again.draws()()) == (first, second)
+
+
+def test_what_is_imported_in_a_rank_s_turn_is_seeded_for_that_rank_and_then_for_the_program() -> None:
+    source = """
+    import sys
+    import turnout.infra as infra
+
+    @infra.remote_class()
+    class Model:
+        @infra.remote_function()
+        def draw(self):
+            import numpy
+            return float(numpy.random.rand())
+
+    groups = [infra.DeviceGroup("model", 3)]
+    with infra.initialize("local", simulate=True, groups=groups, seed=3, seed_mode="per_rank"):
+        assert "numpy" not in sys.modules
+        drawn = Model(remote_group="model").draw()()
+    import numpy
+    own = float(numpy.random.rand())
+    expected = []
+    for seed in (3, 4, 5):
+        numpy.random.seed(seed)
+        expected.append(float(numpy.random.rand()))
+    assert drawn == expected, (drawn, expected)
+    assert own == expected[0]
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, timeout=55, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_result_is_iterated_measured_indexed_and_awaited_like_its_value(simulated: None) -> None:
@@ -220,7 +259,7 @@ def test_only_arguments_that_the_annotation_marks_are_cut(simulated: None) -> No
 def test_a_proxy_has_its_remote_functions_and_nothing_else(simulated: None) -> None:
     built = model()
     assert isinstance(built, Model)
-    with pytest.raises(AttributeError, match="it has their remote functions: allowed, count, draws"):
+    with pytest.raises(AttributeError, match="it has their remote functions: allowed, ask_peers"):
         built.width  # noqa: B018
     with pytest.raises(AttributeError, match="cannot be set here"):
         built.width = 3
@@ -245,7 +284,7 @@ def test_classes_that_cannot_be_remote_are_refused(simulated: None) -> None:
 
     assert Numbers([1]) == [1]
     with pytest.raises(UsageError, match=r"Numbers cannot be built on group 'model'.*Hold what it derives from"):
-        Numbers([1], remote_group="model")  # type: ignore[call-arg]
+        Numbers([1], remote_group="model")  # type: ignore[call-overload]
     with pytest.raises(UsageError, match="a generator or a coroutine cannot travel"):
 
         @infra.remote_function()

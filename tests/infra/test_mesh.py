@@ -13,7 +13,7 @@ from turnout.errors import UsageError
 from turnout.infra import DeviceGroup, DeviceMesh
 from turnout.infra.device_group import settled_groups
 from turnout.infra.device_mesh import balanced
-from turnout.infra.whoami import taking_the_turn_of
+from turnout.infra.whoami import Turn, taking_the_turn_of
 
 ORDER = ("fsdp", "pp", "dp", "cp", "tp")
 sizes = st.fixed_dictionaries({}, optional={name: st.integers(1, 3) for name in ORDER})
@@ -31,12 +31,12 @@ def test_the_rank_in_a_dimension_is_its_coordinate_and_an_absent_one_is_none(giv
     assert mesh.mesh_dim_names == tuple(dims)
     places = itertools.product(*(range(given_sizes.get(name, 1)) for name in dims))
     for rank, place in enumerate(places):
-        with taking_the_turn_of(rank):
+        with taking_the_turn_of(Turn(rank)):
             for name in (*ORDER, "ep"):
                 expected = place[dims.index(name)] if name in dims else None
                 assert getattr(mesh, f"{name}_rank") == expected
                 assert getattr(mesh, f"{name}_world_size") == given_sizes.get(name, 1)
-    with taking_the_turn_of(mesh.world_size):
+    with taking_the_turn_of(Turn(mesh.world_size)):
         assert mesh.data_rank is None
         assert mesh.dp_rank is None
 
@@ -95,7 +95,7 @@ def test_experts_are_no_dimension_unless_the_mesh_names_them_one() -> None:
     laid_over = DeviceMesh.from_sizes(dp_size=4, tp_size=2, ep_size=4)
     assert (laid_over.ep_rank, laid_over.ep_world_size) == (None, 4)
     named = DeviceMesh([[0, 1], [2, 3]], ("dp", "ep"))
-    with taking_the_turn_of(3):
+    with taking_the_turn_of(Turn(3)):
         assert (named.dp_rank, named.ep_rank, named.data_rank) == (1, 1, 1)
     with pytest.raises(UsageError, match="ep_size x etp_size is 3, which does not divide the 4 ranks"):
         DeviceMesh.from_sizes(dp_size=4, ep_size=3)

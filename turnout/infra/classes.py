@@ -122,7 +122,7 @@ class _Building:
         world = self.world
         if remote_group is not None and (world.settings.groups is not None or world.worker_of is not None):
             world.group(remote_group)
-        is_own = remote_group is not None and remote_group == world.worker_of
+        is_own = remote_group is not None and remote_group == world.caller.group
         is_remote = remote_group is not None and not is_own and (world.settings.simulate or world.cluster is not None)
         call = Call("__init__", f"{self.kind.__name__}.__init__", remote_group if is_remote else None, caller_line())
         try:
@@ -142,7 +142,8 @@ class _Building:
         world = self.world
         group = None
         if is_own:
-            workers = InPlace(world.world_size, world.rank, is_whole=True)
+            caller = world.caller
+            workers = InPlace(caller.world_size, caller.rank, is_whole=True)
         elif world.cluster is None and world.worker_of is None and not world.settings.simulate:
             workers = InPlace(world.world_size, world.rank, is_whole=world.settings.local_args == "mine")
             group = world.groups[0].name
@@ -184,14 +185,16 @@ class _Building:
         num_workers = self.world.group(name).num_workers
         if self.execute == "first":
             return range(1)
-        if self.execute == "peer" and self.world.worker_of is not None:
-            return peers_of(self.world.rank, self.world.world_size, num_workers)
+        caller = self.world.caller
+        if self.execute == "peer" and caller.group is not None:
+            return peers_of(caller.rank, caller.world_size, num_workers)
         return range(num_workers)
 
     def _simulated(
         self, call: Call, size: int, mesh: DeviceMesh, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Simulated:
-        states = [RandomState(self.world.seed(rank, mesh)) for rank in range(size)]
+        process_seed = self.world.settings.seed
+        states = [RandomState(self.world.seed(rank, mesh), process_seed) for rank in range(size)]
         return Simulated(
             size, call, lambda rank: new_instance(self.kind, self.init, copied(args), copied(kwargs)), states
         )

@@ -96,9 +96,10 @@ class Handle:
         """
         if execute == "first":
             return self._ranks[:1]
-        world = current_world()
-        if execute == "peer" and world.worker_of not in (None, self.group) and self._in_place is None:
-            return tuple(peers_of(world.rank, world.world_size, self.workers.size))
+        if execute == "peer" and self._in_place is None:
+            caller = current_world().caller
+            if caller.group not in (None, self.group):
+                return tuple(peers_of(caller.rank, caller.world_size, self.workers.size))
         return self._ranks
 
     def call(self, method: RemoteMethod, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

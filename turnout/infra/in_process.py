@@ -15,7 +15,7 @@ from turnout.infra.collect import Reply
 from turnout.infra.dispatch import Part
 from turnout.infra.remote_errors import Origin, told_error
 from turnout.infra.seeds import RandomState
-from turnout.infra.whoami import taking_the_turn_of
+from turnout.infra.whoami import Turn, taking_the_turn_of
 
 __all__ = ["InPlace", "Ready", "Simulated", "copied"]
 
@@ -114,6 +114,7 @@ class Simulated(Workers):
     ) -> None:
         super().__init__(size)
         self._random_states = random_states
+        self._group = call.group
         self.instances: list[Any] = []
         for rank in range(size):
             with self.turn(rank):
@@ -150,7 +151,7 @@ class Simulated(Workers):
     def turn(self, rank: int) -> Iterator[None]:
         """Be a rank for the length of the block: by number, environment and random numbers."""
         with (
-            taking_the_turn_of(rank),
+            taking_the_turn_of(Turn(rank, self._group, self.size)),
             _with_variables(_variables(rank, self.size)),
             self._random_states[rank].in_place(),
         ):

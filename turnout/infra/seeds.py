@@ -86,10 +86,12 @@ class RandomState:
 
     Args:
         seed: they begin with; None leaves the process's own in their place.
+        process_seed: of the process's own, for a package that is first imported in a rank's turn.
     """
 
-    def __init__(self, seed: int | None) -> None:
+    def __init__(self, seed: int | None, process_seed: int | None = None) -> None:
         self._seed = seed
+        self._process_seed = process_seed
         self._states: dict[str, Any] = {}
 
     @contextlib.contextmanager
@@ -98,7 +100,11 @@ class RandomState:
         if self._seed is None:
             yield
             return
+        seed, process = self._seed, self._process_seed
         outer = {name: get() for name, (get, _) in _generators()}
+        absent = [name for name in ("numpy", "torch") if name not in outer]
+        for name in absent:
+            on_import(name, lambda module: _seed_one(module.__name__, seed))
         for name, (_, put) in _generators():
             if name in self._states:
                 put(self._states[name])
@@ -108,6 +114,8 @@ class RandomState:
             yield
         finally:
             self._states = {name: get() for name, (get, _) in _generators()}
+            for name in absent:
+                on_import(name, lambda module: None if process is None else _seed_one(module.__name__, process))
             for name, (_, put) in _generators():
                 if name in outer:
                     put(outer[name])

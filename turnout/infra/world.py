@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -21,6 +22,7 @@ from turnout.infra.device_group import DeviceGroup
 from turnout.infra.device_mesh import DeviceMesh, data_parallel_mesh
 from turnout.infra.notifiers import Notices, Notifier
 from turnout.infra.seeds import seed_of
+from turnout.infra.whoami import Turn, current_turn
 
 if TYPE_CHECKING:
     from turnout.infra.calls import Call, Pending
@@ -103,7 +105,7 @@ class World:
         self._notices = Notices(settings.notifier) if settings.notifier is not None else None
         self._abandoned: deque[Pending] = deque()
         self._telling = threading.Lock()
-        self._closers: list[Any] = []
+        self._closers = contextlib.ExitStack()
 
     @property
     def name(self) -> str:
@@ -114,6 +116,11 @@ class World:
     def has_notifier(self) -> bool:
         """Whether someone is to be told of failures."""
         return self._notices is not None
+
+    @property
+    def caller(self) -> Turn:
+        """Who is running just now: a worker, or the program itself."""
+        return current_turn() or Turn(self.rank, self.worker_of, self.world_size)
 
     def group(self, name: str) -> DeviceGroup:
         """The group of a name.
@@ -198,7 +205,7 @@ class World:
 
     def on_close(self, closer: Any) -> None:  # Any: a callable without arguments
         """Call something when the world ends, the last one first."""
-        self._closers.append(closer)
+        self._closers.callback(closer)
 
     def close(self) -> None:
         """Report what nobody has read, free everything, and send what the notifier has still to send."""
@@ -206,8 +213,7 @@ class World:
         for result in list(self.results):
             if not result.is_read and result.done():
                 self._report(result.pending, result.pending.failure())
-        while self._closers:
-            self._closers.pop()()
+        self._closers.close()
         if self._notices is not None:
             self._notices.close()
 
