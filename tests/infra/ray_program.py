@@ -401,6 +401,8 @@ def check_a_result_within_a_list_or_a_dict_is_its_value_too(its: Objects) -> Non
     assert its.sampler.parts([samples, 9])() == [[[1, 2, 3, 4]], [9]]
     assert its.sampler.note({"deep": [samples]}).result(20) == [None, None]
     assert its.sampler.take_seen()[0][-1] == {"deep": [[1, 2, 3, 4]]}
+    with raises(UsageError, "batch has 2 row(s) for 4"):
+        its.model.rows(its.sampler.rows([1, 2]))()
     with raises(UsageError, "batch['y'] (3 rows) and batch['x'] (4 rows)"):
         its.sampler.parts({"x": samples, "y": [1, 2, 3]})()
     assert its.model.parts(its.sampler.mean([1.0, 3.0]))() == [{"loss": 2.0}] * 4
@@ -478,7 +480,9 @@ def check_the_notifier_is_told_once_of_a_call_that_fails_on_all_ranks(its: Objec
 def check_a_rank_that_hangs_is_named_with_its_stack_and_other_groups_go_on(its: Objects) -> None:
     for built in (its.model, its.wide):  # of which the latter's is on another node
         started = time.monotonic()
-        with raises(TimeoutError, "Worker.hang", "rank 1 on node", "1 of ", "timeout=1 s", "in hang") as caught:
+        with raises(
+            TimeoutError, "Worker.hang", "rank 1 on node", "1 of ", "group '", "timeout=1 s", "in hang"
+        ) as caught:
             built.hang()()
         assert time.monotonic() - started < 2 + 3 * (built is its.wide)
         assert f"driver caller: tests/infra/ray_program.py:{line() - 2}]" in str(caught[0])
@@ -549,9 +553,10 @@ def check_a_killed_worker_fails_the_call_and_is_named(its: Objects) -> None:
 def check_after_shutdown_the_cluster_is_whole(its: Objects) -> None:
     unread = its.rewards.fail("kept until the end")
     wait_until(unread.done, "the call to fail", 20)
+    hanging = its.sampler.sleep(600)
     infra.shutdown()
     assert any("kept until the end" in record for record in its.records)
-    del unread
+    del unread, hanging
     assert not bundles()
     wait_until(
         lambda: all(ray.available_resources().get(name) == ray.cluster_resources()[name] for name in ("CPU", "GPU")),

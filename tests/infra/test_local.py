@@ -246,6 +246,16 @@ def test_a_result_that_is_passed_on_is_its_value(simulated: None) -> None:
     assert Model().rows(samples)() == [1, 2, 3, 4]
 
 
+def test_what_is_wrong_with_a_result_that_is_passed_on_is_told_when_the_next_one_is_read(simulated: None) -> None:
+    for failing, built in ((Model(), Model()), (model("sampler"), model())):
+        passed = built.rows(failing.fail("no samples"))
+        with pytest.raises(RuntimeError, match=r"driver caller: tests/infra/test_local.py:\d+\] no samples"):
+            passed()
+    few = model().rows(model("sampler").rows([1, 2]))
+    with pytest.raises(UsageError, match=r"batch has 2 row\(s\) for 4 data ranks"):
+        few()
+
+
 def test_only_arguments_that_the_annotation_marks_are_cut(simulated: None) -> None:
     @infra.remote_class()
     class Marked:

@@ -12,7 +12,7 @@ from turnout.infra.calls import Call, Workers
 from turnout.infra.collect import Collecting
 from turnout.infra.device_mesh import DeviceMesh
 from turnout.infra.dispatch import Part, dispatched
-from turnout.infra.in_process import InPlace
+from turnout.infra.in_process import InPlace, Ready
 from turnout.infra.lazy_collect import LazyCollect
 from turnout.infra.methods import RemoteMethod
 from turnout.infra.plans import Plan
@@ -120,7 +120,16 @@ class Handle:
             all_ranks = bool(kwargs.pop("all_ranks"))
         if "lazy_collect" in kwargs and not method.takes("lazy_collect"):
             is_lazy = bool(kwargs.pop("lazy_collect"))
-        ranks, parts, collecting = self._dealt(method, args, kwargs)
+        args, kwargs, names = method.bound(args, kwargs)
+        has_later = has_lazy((args, kwargs))
+        try:
+            ranks, parts, collecting = self._dealt(method, args, kwargs, names, has_later)
+        except Exception as error:
+            if not has_later:
+                raise
+            # Of a result that was passed on: told when this one is read, as where that is computed elsewhere.
+            failed = Ready(call, [], error)
+            return self._result(method, LazyCollect(failed, Collecting("none", (), self.mesh, False)), is_lazy)
         if method.timeout_s is not None and not self.workers.takes_later:
             _warn_of_timeout(self.label(method.name))
         # No local of this frame: the traceback of an error has the frame, and would keep the result for ever.
@@ -140,11 +149,9 @@ class Handle:
         return result
 
     def _dealt(
-        self, method: RemoteMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, method: RemoteMethod, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str], has_later: bool
     ) -> tuple[Sequence[int], list[Part], Collecting]:
         """Who runs a call, with what, and how the results are put together."""
-        args, kwargs, names = method.bound(args, kwargs)
-        has_later = has_lazy((args, kwargs))
         if has_later:
             args, kwargs = with_values((args, kwargs), keep_remote=self.workers.takes_later)
         policy = method.settled_policy()
