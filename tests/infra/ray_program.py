@@ -302,7 +302,7 @@ def check_only_the_variables_that_are_needed_travel(its: Objects) -> None:
 
 def check_an_unknown_group_is_refused_and_without_one_the_object_is_here(its: Objects) -> None:
     with raises(UsageError, "'model', 'sampler', 'wide', 'rewards'"):
-        on_group(Worker, "modell")()
+        on_group(Worker, "models")()
     here = Worker()
     assert here.rows([1])() == [1]
     assert isinstance(here.rows([1]), LazyCollect)

@@ -6,6 +6,7 @@ from collections import namedtuple
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
@@ -16,7 +17,7 @@ from turnout.errors import UsageError
 from turnout.infra import DeviceMesh
 from turnout.infra.collect import Collecting, Reply, collected, passed
 from turnout.infra.dispatch import DispatchPolicy, Part, dispatched
-from turnout.infra.rows import num_rows
+from turnout.infra.rows import num_rows, size_of
 
 Pair = namedtuple("Pair", "ids scores")  # noqa: PYI024  # as users write them
 
@@ -273,6 +274,25 @@ def test_a_value_that_is_no_number_does_not_crash() -> None:
     assert collected_of("mean", [None, {"loss": 3.0}]) == {"loss": 3.0}
     assert collected_of("sum", [None, None]) is None
     assert collected_of("mean", [[1, 2], [3]]) == [[1, 2], [3]]
+
+
+def test_sizes_are_about_right_and_end_where_a_limit_is_passed() -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.own, self.weights = self, np.zeros(1000)
+
+    limit = 1 << 20
+    frame = pd.DataFrame({"x": np.zeros(1000)})
+    for value in (
+        np.zeros(1000),
+        torch.zeros(1000, dtype=torch.float64),
+        [0.0] * 250,
+        Node(),
+        frame,
+        {"x": "a" * 8000},
+    ):
+        assert 8000 <= size_of(value, limit) <= 8000 * 20, value
+    assert limit < size_of([0] * 10**6, limit) < limit * 1.1
 
 
 def test_rows_of_different_kinds_are_refused() -> None:

@@ -90,9 +90,9 @@ def test_a_class_whose_constructor_takes_a_mesh_alone_is_built_everywhere() -> N
 
 def test_an_unknown_group_is_an_error_that_names_the_known_ones(simulated: None) -> None:
     with pytest.raises(
-        UsageError, match=r"remote_group='modell': there is no such group.*'model', 'sampler', 'rewards'"
+        UsageError, match=r"remote_group='models': there is no such group.*'model', 'sampler', 'rewards'"
     ):
-        model("modell")
+        model("models")
 
 
 def test_a_mesh_for_another_number_of_workers_is_refused_with_both_numbers(simulated: None) -> None:

@@ -5,11 +5,15 @@ Neither numpy, torch nor pyarrow is imported for it: what is one of theirs is on
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 __all__ = ["Rows", "is_namedtuple", "joined", "like_mapping", "num_rows", "rows_of", "size_of", "taken"]
+
+_LEAST = 32  # bytes that a value takes, about
+_DEEPEST = 16  # levels that are counted
 
 
 class Rows(NamedTuple):
@@ -118,25 +122,32 @@ def joined(values: Sequence[Any]) -> Any:
     return rows.join(values)
 
 
-def size_of(value: Any, limit: int) -> int:
-    """About how many bytes a value takes; counting ends where ``limit`` is passed."""
+def size_of(value: Any, limit: int, depth: int = _DEEPEST) -> int:
+    """About how many bytes a value takes; counting ends where ``limit`` is passed, and ``depth`` levels down."""
     kind = type(value)
     if value is None or kind in (bool, int, float):
-        return 16
+        return _LEAST
     if kind in (str, bytes, bytearray):
-        return len(value) + 32
+        return len(value) + _LEAST
     nbytes = getattr(value, "nbytes", None)
     if isinstance(nbytes, int):
-        return nbytes + 64
-    if isinstance(value, (list, tuple, set, frozenset, dict)):
-        total = 64
-        for each in (part for item in value.items() for part in item) if isinstance(value, dict) else value:
-            total += size_of(each, limit - total)
-            if total > limit:
-                break
-        return total
-    state = getattr(value, "__dict__", None)
-    return 64 + (size_of(state, limit) if isinstance(state, dict) and state else 0)
+        return nbytes + _LEAST
+    if hasattr(value, "iloc") and callable(usage := getattr(value, "memory_usage", None)):  # pandas'
+        used = usage()
+        return int(used if isinstance(used, int) else used.sum())
+    parts: Iterable[Any] = ()
+    if isinstance(value, dict):
+        parts = itertools.chain(value.keys(), value.values())
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        parts = value
+    elif isinstance(state := getattr(value, "__dict__", None), dict):
+        parts = state.values()
+    total = _LEAST
+    for each in parts if depth else ():
+        total += size_of(each, limit - total, depth - 1)
+        if total > limit:
+            break
+    return total
 
 
 def is_namedtuple(value: Any) -> bool:

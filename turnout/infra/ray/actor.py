@@ -132,7 +132,9 @@ class GroupActor:
         self._label = ""
         self._group = ""
         self._rank = 0
-        self._stacks = os.memfd_create("turnout-stacks")
+        # Where the kernel has no such files, nobody can read it, and a stack is not shown.
+        is_readable = hasattr(os, "memfd_create")
+        self._stacks = os.memfd_create("turnout-stacks") if is_readable else os.open(os.devnull, os.O_WRONLY)
         faulthandler.register(STACK_SIGNAL, file=self._stacks, all_threads=True, chain=False)
 
     def hello(self) -> Hello:
