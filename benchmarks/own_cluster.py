@@ -20,8 +20,8 @@ _PAUSE_S = 1.5
 
 
 @contextlib.contextmanager
-def own_cluster() -> Iterator[None]:
-    """Have a cluster of one node for the length of the block.
+def own_cluster(num_cpus: int = NUM_CPUS) -> Iterator[None]:
+    """Have a cluster of one node for the length of the block, that says it has so many CPUs.
 
     Its address is settled before it starts and told to all of its processes: whoever looks for a cluster, as Ray Train
     does in its workers, could find another one on this machine, and waits long for it.
@@ -34,7 +34,7 @@ def own_cluster() -> Iterator[None]:
     os.environ["RAY_GCS_SERVER_PORT"] = str(port)
     os.environ["RAY_ADDRESS"] = f"{services.get_node_ip_address()}:{port}"
     ray.init(
-        address="local", include_dashboard=False, num_cpus=NUM_CPUS, log_to_driver=False, logging_level=logging.ERROR
+        address="local", include_dashboard=False, num_cpus=num_cpus, log_to_driver=False, logging_level=logging.ERROR
     )
     try:
         time.sleep(_PAUSE_S)  # for the processes that it starts in advance

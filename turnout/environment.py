@@ -17,6 +17,8 @@ __all__ = [
     "is_under_torchrun",
     "is_worker",
     "own_variables",
+    "rank_of_environment",
+    "ranks_of_environment",
     "torchrun_variables",
 ]
 
@@ -160,6 +162,22 @@ def torchrun_variables() -> dict[str, str]:
 def is_under_torchrun() -> bool:
     """Whether torchrun has started this process: all six of its variables are set."""
     return len(torchrun_variables()) == len(TORCHRUN_VARIABLES)
+
+
+def rank_of_environment() -> int:
+    """What RANK says, whoever has set it; 0 where it is not set."""
+    return _number("RANK", _text("RANK") or "0", 0)
+
+
+def ranks_of_environment() -> tuple[int, int, int]:
+    """World size, rank and local rank, as far as they are set: one process without them.
+
+    Raises:
+        UsageError: one cannot be meant.
+    """
+    size = _number("WORLD_SIZE", _text("WORLD_SIZE") or "1", 1)
+    rank = _number("RANK", _text("RANK") or "0", 0, size - 1)
+    return size, rank, _number("LOCAL_RANK", _text("LOCAL_RANK") or "0", 0)
 
 
 def _number(name: str, text: str, least: int, most: int | None = None) -> int:

@@ -34,6 +34,19 @@ with result.checkpoint.as_directory(): pass
     assert loaded_after(code) == []
 
 
+def test_a_remote_class_in_this_process_loads_nothing_heavy() -> None:
+    code = """
+import turnout.infra as infra
+@infra.remote_class()
+class Model:
+    @infra.remote_function(collect="flatten")
+    def rows(self, batch): return batch
+with infra.initialize("local", simulate=True, groups=[infra.DeviceGroup("model", 2)]):
+    assert Model(remote_group="model").rows([1, 2, 3])() == Model().rows([1, 2, 3])()
+"""
+    assert loaded_after(code) == []
+
+
 def test_importing_the_torch_face_loads_torch_only_when_it_is_used() -> None:
     code = """
 import turnout.torch as tt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,13 +93,17 @@ def actor_options(resources: Mapping[str, float], runtime_env: Mapping[str, Any]
         resources: that it takes, by name.
         runtime_env: its runtime environment; without one Ray uses a process that it has started already.
     """
-    named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
-    options["resources"] = {name: amount for name, amount in resources.items() if name not in named}
-    options |= {named[name]: amount for name, amount in resources.items() if name in named}
+    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, **_amounts(resources)}
     if runtime_env is not None:
         options["runtime_env"] = dict(runtime_env)
     return options
+
+
+def _amounts(resources: Mapping[str, float]) -> dict[str, Any]:
+    """Resources by the names of Ray's options."""
+    named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    amounts: dict[str, Any] = {"resources": {name: amount for name, amount in resources.items() if name not in named}}
+    return amounts | {named[name]: amount for name, amount in resources.items() if name in named}
 
 
 class Placement:
@@ -155,6 +160,22 @@ class Placement:
 
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
         return actor_options(self.bundles.each, runtime_env) | {"scheduling_strategy": strategy}
+
+    def guest_options(self, index: int) -> dict[str, Any]:
+        """The options of an actor that lives in a bundle and takes nothing of it for itself."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+        return actor_options({}) | {"num_gpus": 0, "scheduling_strategy": strategy}
+
+    def task_options(self, index: int, resources: Mapping[str, float]) -> dict[str, Any]:
+        """The options of a task that takes some of a bundle while it runs."""
+        options = self.guest_options(index) | _amounts(resources)
+        return {name: value for name, value in options.items() if name not in ("max_restarts", "max_task_retries")}
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it is placed, in whole seconds, as Ray counts them here; whether it is."""
+        return bool(self._group.wait(max(1, math.ceil(timeout_s))))
 
     def remove(self) -> None:
         """Give everything back; whatever still runs in it is killed."""

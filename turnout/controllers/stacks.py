@@ -16,7 +16,10 @@ ANSWERING = "answer_in_place_of_faulthandler"
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _OURS = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
-_ENTRY = os.path.join(_OURS, "runtime", "worker.py")  # calls the train function
+_ENTRIES = (  # call the train function, or a remote one
+    os.path.join(_OURS, "runtime", "worker.py"),
+    os.path.join(_OURS, "infra", "ray", "actor.py"),
+)
 _CONTRACT = os.path.join(_OURS, "testing", "contract")  # its train functions stand for a user's
 _INSTALLED = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _NOT_THE_USERS = (_OURS, *(os.path.realpath(path) + os.sep for path in _INSTALLED))
@@ -103,4 +106,4 @@ def _own_thread(dump: str) -> list[tuple[str, str, str]]:
 
 @functools.lru_cache(maxsize=4096)
 def _is_entry(file: str) -> bool:
-    return os.path.realpath(file) == _ENTRY
+    return os.path.realpath(file) in _ENTRIES
