@@ -8,6 +8,7 @@ from turnout.integrations.torch import (
     prepare_data_loader,
     prepare_model,
 )
+from turnout.integrations.torch_sharded import load_sharded, save_sharded
 from turnout.trainer.torch import TorchTrainer
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "enable_reproducibility",
     "get_device",
     "get_devices",
+    "load_sharded",
     "prepare_data_loader",
     "prepare_model",
+    "save_sharded",
 ]

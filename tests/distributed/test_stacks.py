@@ -99,6 +99,31 @@ def test_a_rank_in_a_library_is_shown_with_the_users_line(tmp_path: Path) -> Non
         assert "threading.py" in driver.text
 
 
+def test_a_rank_answers_after_a_library_has_put_back_all_signal_handlers(tmp_path: Path) -> None:
+    """Lightning does so after each fit; what Python knows of the signal by which a rank is asked must not be death."""
+    source = """
+    import queue
+
+    def train():
+        handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        for number, handler in handlers.items():
+            if handler is not None and number not in (signal.SIGKILL, signal.SIGSTOP):
+                signal.signal(number, handler)
+        print("begun", flush=True)
+        queue.Queue().get()
+
+    fit(train, num_workers=1)
+    """
+    with program(tmp_path, DRIVER + source) as driver:
+        driver.wait_for("[rank 0] begun")
+        script = tmp_path / "driver.py"
+        line = 1 + next(n for n, line in enumerate(script.read_text().splitlines()) if "Queue().get" in line)
+        for number in (1, 2):
+            driver.process.send_signal(signal.SIGUSR1)
+            wait_until(functools.partial(_has_answered, driver, number), "the answer")
+        assert driver.text.count(f"SIGUSR1: rank 0 is in wait ({script}:{line})") == 2, driver.text
+
+
 def test_the_users_line_is_found_beneath_a_torch_data_loader() -> None:
     torch = next(path for path in sys.path if path.endswith("site-packages"))
     dump = f"""Thread 0x00007f0000000001 (most recent call first):

@@ -18,10 +18,16 @@ ROOT = Path(__file__).parents[2]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def run(*command: str, cwd: Path = ROOT, **variables: str) -> str:
+def run(*command: str, cwd: Path = ROOT, timeout_s: float = 55, **variables: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
     done = subprocess.run(
-        [sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=55, check=False
+        [sys.executable, *command],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -97,6 +103,24 @@ def test_resume_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     output = run(*command)
     assert output.startswith("goes on from step 3\nstep 3: accuracy")
     assert "finished: {'step': 4" in output
+
+
+@pytest.mark.timeout(180)  # four processes import the framework
+@pytest.mark.parametrize(
+    ("example", "tolerance"), [("lightning_digits", 0), ("transformers_text", 1), ("accelerate_digits", 0)]
+)
+def test_a_framework_comes_to_its_own_loss_in_process_and_on_two_ranks(example: str, tolerance: int) -> None:
+    """To the digits that are shown; where Adam blows rounding up, to one unit of the last."""
+    output = run(f"examples/{example}.py", timeout_s=170)
+    found = re.findall(r"^(.+): loss (\d+\.\d{4})(.*)$", output, re.MULTILINE)
+    names, losses, rest = zip(*found, strict=True)
+    assert [name.split()[-1] for name in names] == ["alone", "process", "ranks"]
+    assert losses[1] == losses[0]
+    assert float(losses[2]) == pytest.approx(float(losses[0]), abs=tolerance * 1e-4 + 1e-9)
+    if "accuracy" in rest[0]:
+        accuracies = {re.findall(r"accuracy (\S+\d)", text)[0] for text in rest}
+        assert len(accuracies) == 1
+        assert float(accuracies.pop()) > 0.9
 
 
 def programs(document: str) -> list[str]:

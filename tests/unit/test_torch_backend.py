@@ -138,7 +138,9 @@ def test_ranks_of_one_node_share_its_cores_unless_the_user_has_said_how(monkeypa
         crowded = RankInfo(0, 1, 0, 1000, 0)
         with started(ranks=crowded):
             assert torch.get_num_threads() == 1
+            assert os.environ["OMP_NUM_THREADS"] == "1", "for libraries that would count the cores again"
         assert torch.get_num_threads() == 4
+        assert "OMP_NUM_THREADS" not in os.environ
         with started():
             assert torch.get_num_threads() == 4
         monkeypatch.setenv("OMP_NUM_THREADS", "4")

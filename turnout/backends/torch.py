@@ -105,6 +105,7 @@ class TorchBackend(Backend):
             self._share_cores(ranks)
             store = None if dist.is_initialized() else self._store(ranks, rendezvous)
             self._undo.append(init_group(self.config, ranks, store))
+            self._tell_accelerate()
             # Rank 0 serves the store, which goes with its group: nobody's train function may return before all have it.
             rendezvous.barrier("torch's process group")
         except BaseException as error:
@@ -168,12 +169,25 @@ class TorchBackend(Backend):
         """Let the ranks of one node share its cores, where each would use them all, unless the user has said how."""
         import torch
 
-        if ranks.local_world_size == 1 or os.environ.get("OMP_NUM_THREADS"):
+        if os.environ.get("OMP_NUM_THREADS"):
             return
         before, share = torch.get_num_threads(), max(1, _num_cores() // ranks.local_world_size)
-        if share < before:
+        if share < before and ranks.local_world_size > 1:
             torch.set_num_threads(share)
             self._undo.append(lambda _: torch.set_num_threads(before))
+        # Libraries such as accelerate and Lightning would count the cores again, each in a way of its own.
+        self._set_variables({"OMP_NUM_THREADS": str(torch.get_num_threads())})
+
+    def _tell_accelerate(self) -> None:
+        """Have accelerate, and Transformers on it, join the group on a machine without GPUs.
+
+        There it takes every rank for a process that trains alone, unless it is told to use the CPU.
+        """
+        import torch
+        import torch.distributed as dist
+
+        if "ACCELERATE_USE_CPU" not in os.environ and not torch.cuda.is_available() and dist.get_backend() == "gloo":
+            self._set_variables({"ACCELERATE_USE_CPU": "true"})
 
 
 def init_group(config: TorchConfig, ranks: RankInfo, store: Store | None) -> Leave:

@@ -9,7 +9,10 @@ import sysconfig
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["Place", "is_users", "merged", "where_of"]
+__all__ = ["ANSWERING", "Place", "is_users", "merged", "where_of"]
+
+ANSWERING = "answer_in_place_of_faulthandler"
+"""The function in which a rank answers where `faulthandler` does not."""
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _OURS = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
@@ -40,6 +43,8 @@ def where_of(dump: str) -> Place:
         dump: as `faulthandler` writes it, all threads; the main thread is the last.
     """
     frames = _own_thread(dump)
+    if frames and frames[0][2] == ANSWERING:
+        del frames[0]  # the handler that answers is where the question found the rank, and not what it does
     if not frames:
         return Place("does not answer (is it stopped?)")
     innermost = frames[0]

@@ -14,13 +14,14 @@ import signal
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
 
 from turnout.combined_error import text_of
 from turnout.config import PreemptionInfo
 from turnout.controllers.lines import Address, Line, connected
-from turnout.controllers.stacks import is_users
+from turnout.controllers.stacks import ANSWERING, is_users
 from turnout.controllers.travel import dumps, loads, packed_error, traceback_text, unpacked_error
 from turnout.errors import ControllerError, UsageError, WorkerGroupError
 from turnout.session.channel import ExchangeKind
@@ -231,10 +232,26 @@ class WireChannel:
             return
         self._control = self._connected(CONTROL)
         handle = self._control.fileno()
+        if threading.current_thread() is threading.main_thread():
+            # A library that puts back all handlers of this process, as Lightning does after each fit, puts back what
+            # Python knows. Of a signal that is faulthandler's that would be its default, by which the next question
+            # would kill the rank.
+            signal.signal(_STACK_SIGNAL, self._answering())
         faulthandler.register(_STACK_SIGNAL, file=handle, all_threads=True, chain=False)
         fcntl.fcntl(handle, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(handle, fcntl.F_SETSIG, _STACK_SIGNAL)
         fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) | os.O_ASYNC)
+
+    def _answering(self) -> Callable[[int, FrameType | None], None]:
+        def answer_in_place_of_faulthandler(number: int, frame: FrameType | None) -> None:
+            if self._control is not None and self.is_own:
+                handle = self._control.fileno()
+                faulthandler.unregister(_STACK_SIGNAL)  # which it does not know has been taken from it
+                faulthandler.register(_STACK_SIGNAL, file=handle, all_threads=True, chain=False)
+                faulthandler.dump_traceback(file=handle, all_threads=True)
+
+        assert answer_in_place_of_faulthandler.__name__ == ANSWERING
+        return answer_in_place_of_faulthandler
 
     def tell_of_crashes(self) -> None:
         """Have a fatal signal told on the connection of `answer_where`, where nobody else could say which it was."""
@@ -251,6 +268,8 @@ class WireChannel:
             handle = self._control.fileno()
             fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) & ~os.O_ASYNC)
             faulthandler.unregister(_STACK_SIGNAL)
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(_STACK_SIGNAL, signal.SIG_DFL)
             self._control.close()
             self._control = None
         for branch in self._branches.values():

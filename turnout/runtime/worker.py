@@ -14,6 +14,7 @@ from turnout.config import BackendConfig, DataConfig
 from turnout.controllers.base import RunSpec, Traits
 from turnout.data import RayDealer, Site, made_on_driver, shards_for
 from turnout.errors import WorkerGroupError
+from turnout.runtime.singletons import accelerate_is_set_up, forget_accelerate
 from turnout.runtime.traceback import place_of, users_traceback
 from turnout.session import Channel, LocalTrainFnUtils, WorkerTrainFnUtils, activated
 from turnout.session.checkpoints import Checkpoints
@@ -137,6 +138,8 @@ class TrainWorker:
             ),
         )
         with activated(utils):
+            if not accelerate_is_set_up():
+                utils.at_end(forget_accelerate)
             try:
                 if backend is not None:
                     backend.start(channel.ranks, collective)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -57,6 +58,7 @@ class TrainFnUtils:
         # Checkpoints of several threads are saved one after another. It is not the outbox's lock, which a checkpoint
         # that is committed in the background needs while this one waits for its turn.
         self._saving = threading.RLock()
+        self._endings = contextlib.ExitStack()
         self._is_closed = False
 
     @staticmethod
@@ -161,6 +163,21 @@ class TrainFnUtils:
         """
         self._checkpoints.finish(failure)
 
+    def at_end(self, ending: Callable[[], object]) -> None:
+        """Have something that was set up for this run undone at its end, in this process; the last comes first.
+
+        Args:
+            ending: what undoes it; an exception of it is logged, and hides nothing.
+        """
+
+        def end() -> None:
+            try:
+                ending()
+            except Exception:  # how the train function has ended is what the user must see
+                logger.warning("could not undo all that was set up for the run", exc_info=True)
+
+        self._endings.callback(end)
+
     @property
     def is_closed(self) -> bool:
         """Whether the train function has ended."""
@@ -170,10 +187,12 @@ class TrainFnUtils:
         """A thread that the train function left behind can report no more."""
         self._is_closed = True
         self._outbox.close("the run that this thread was started in has ended")
+        self._endings.close()
 
     def become_forked_child(self) -> None:
         """This process is a copy of the worker, such as a data loader's: it may ask, and not report or meet."""
         self._saving = threading.RLock()
+        self._endings = contextlib.ExitStack()
         self._outbox.become_forked_child(
             f"this process (pid {os.getpid()}) was forked from the worker, for example by a data loader; "
             "report from the train function itself"

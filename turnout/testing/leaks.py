@@ -23,14 +23,23 @@ _LASTING_PROCESSES = (
     "multiprocessing.forkserver",
     "turnout.controllers.process.server",
 )
+_LASTING_THREADS = ("tqdm_monitor",)  # watches all progress bars of the process from the first one on
 # What Ray keeps for a cluster that this process has started: files, daemons, and processes that wait for work. One that
 # has work is named for it, "ray::" and the class of the actor or the task.
 _FILES_OF_RAY = "/ray/session_"
 _VARIABLES_OF_RAY = "RAY_"
 _PROCESSES_OF_RAY = ("ray::IDLE", "ray/_private/workers/default_worker.py", "ray/core/src/ray/", "ray/_private/log_")
 _ACTORS_OF_RAY_DATA = ("ray::_AutoscalingCoordinatorActor", "ray::_StatsActor")  # one of each serves a whole cluster
-# Set by pytest while it runs, by torch on the first optimizer step, by ray when it joins a cluster.
-_LASTING_VARIABLES = ("PYTEST_CURRENT_TEST", "COLUMNS", "LINES", "TORCHINDUCTOR_CACHE_DIR", "PYTHONBREAKPOINT")
+# Set by pytest while it runs, by torch on the first optimizer step, by Ray when it joins a cluster, by Lightning when
+# it first counts GPUs.
+_LASTING_VARIABLES = (
+    "PYTEST_CURRENT_TEST",
+    "COLUMNS",
+    "LINES",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "PYTHONBREAKPOINT",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+)
 
 
 class LeakError(AssertionError):
@@ -57,7 +66,11 @@ class Belongings:
 
         process = psutil.Process()
         return cls(
-            threads=frozenset(f"{thread.name} ({thread.ident})" for thread in threading.enumerate()),
+            threads=frozenset(
+                f"{thread.name} ({thread.ident})"
+                for thread in threading.enumerate()
+                if thread.name not in _LASTING_THREADS
+            ),
             processes=frozenset(_children(process)),
             environment=frozenset(f"{k}={v}" for k, v in os.environ.items() if not _is_lasting(k)),
             open_files=frozenset(

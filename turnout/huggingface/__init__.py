@@ -1,0 +1,1 @@
+"""What users of Hugging Face's libraries import: `turnout.huggingface.transformers`."""
