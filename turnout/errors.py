@@ -4,7 +4,7 @@
 
     TurnoutError
     ├── UsageError (ValueError)                    a call or an argument that cannot be meant
-    ├── MissingDependencyError (ImportError)       a package that is not installed, with the line that installs it
+    ├── MissingDependencyError (ImportError)       a package that is missing or too old, with the line that installs it
     ├── UnsupportedError (NotImplementedError)     asked of a controller or storage that cannot do it
     ├── TrainingFailedError                        what `fit()` raises when training did not end well
     │   ├── WorkerGroupError                       a rank raised or died; also an instance of the user's own class
@@ -51,15 +51,29 @@ class UsageError(TurnoutError, ValueError):
 
 
 class MissingDependencyError(TurnoutError, ImportError):
-    """A package that this call needs is not installed; the text ends in the line that installs it."""
+    """A package that this call needs is not installed, or too old; the text ends in the line that installs it.
 
-    def __init__(self, package: str, install: str, needed_by: str = "this call") -> None:
-        super().__init__(package, install, needed_by)
+    Args:
+        package: its name.
+        install: the line that installs it.
+        needed_by: what needs it, for the text.
+        at_least: the version that is needed, where an older one is installed.
+        installed: the version that is.
+    """
+
+    def __init__(
+        self, package: str, install: str, needed_by: str = "this call", at_least: str = "", installed: str = ""
+    ) -> None:
+        super().__init__(package, install, needed_by, at_least, installed)
         self.name = package
 
     def __str__(self) -> str:
-        package, install, needed_by = self.args
-        return f"{needed_by} needs the package {package!r}, which is not installed. Install it with: {install}"
+        package, install, needed_by, at_least, installed = self.args
+        if at_least:
+            what = f"{package} {at_least} or newer, and {installed} is installed"
+        else:
+            what = f"the package {package!r}, which is not installed"
+        return f"{needed_by} needs {what}. Install it with: {install}"
 
 
 class UnsupportedError(TurnoutError, NotImplementedError):

@@ -123,6 +123,18 @@ def test_a_framework_comes_to_its_own_loss_in_process_and_on_two_ranks(example: 
         assert float(accuracies.pop()) > 0.9
 
 
+@pytest.mark.parametrize("example", ["keras_digits", "jax_digits"])
+def test_a_framework_comes_to_its_own_metrics_on_one_process_and_on_two(example: str, tmp_path: Path) -> None:
+    program = f"examples/{example}.py"
+    output = run(program, "--compare")
+    output += run(program, TURNOUT_NUM_WORKERS="2", TURNOUT_CONTROLLER="process", TURNOUT_STORAGE_PATH=str(tmp_path))
+    found = re.findall(r"^(?:Turnout|\w+ alone): loss (\S+), accuracy (\S+)$", output, re.MULTILINE)
+    losses, accuracies = zip(*((float(loss), float(accuracy)) for loss, accuracy in found), strict=True)
+    assert losses == pytest.approx([losses[1]] * 3, rel=1e-3)
+    assert accuracies == pytest.approx([accuracies[1]] * 3, abs=1 / 360)
+    assert accuracies[1] > 0.93
+
+
 def programs(document: str) -> list[str]:
     """What runs alone; a block that begins with a file's name is one of several that belong together."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)

@@ -34,6 +34,15 @@ class Backend(ABC):
             rendezvous: how the ranks tell each other what they need, such as rank 0's address.
         """
 
+    def finish(self, rendezvous: Collective) -> None:  # noqa: B027  # most have nothing to do here
+        """The train function has returned here, which nobody has been told yet; not called if it raised.
+
+        For a framework that holds its ranks together: where it ends the others when one leaves, they leave together.
+
+        Args:
+            rendezvous: the same as for `start`.
+        """
+
     @abstractmethod
     def stop(self, error: Exception | None) -> None:
         """Tear down what `start` set up; called also after the train function raised ``error``."""

@@ -148,6 +148,8 @@ class TrainWorker:
                 utils.finish(failure)
                 raise
             utils.finish(None)
+            if backend is not None:
+                backend.finish(collective)
             return value
 
     @staticmethod

@@ -30,6 +30,18 @@ _FILES_OF_RAY = "/ray/session_"
 _VARIABLES_OF_RAY = "RAY_"
 _PROCESSES_OF_RAY = ("ray::IDLE", "ray/_private/workers/default_worker.py", "ray/core/src/ray/", "ray/_private/log_")
 _ACTORS_OF_RAY_DATA = ("ray::_AutoscalingCoordinatorActor", "ray::_StatsActor")  # one of each serves a whole cluster
+# Set by TensorFlow, Keras, JAX and what they import, when they are imported.
+_VARIABLES_OF_FRAMEWORKS = (
+    "ENABLE_RUNTIME_UPTIME_TELEMETRY",
+    "HDF5_PLUGIN_PATH",
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
+    "TF2_BEHAVIOR",
+    "TF_CPP_MIN_LOG_LEVEL",
+    "TPU_ML_PLATFORM",
+    "TPU_ML_PLATFORM_VERSION",
+    "TPU_SKIP_MDS_QUERY",
+)
 # Set by pytest while it runs, by torch on the first optimizer step, by Ray when it joins a cluster, by Lightning when
 # it first counts GPUs.
 _LASTING_VARIABLES = (
@@ -111,7 +123,7 @@ def police() -> Iterator[None]:
 
 
 def _is_lasting(variable: str) -> bool:
-    return variable in _LASTING_VARIABLES or variable.startswith(_VARIABLES_OF_RAY)
+    return variable in (*_LASTING_VARIABLES, *_VARIABLES_OF_FRAMEWORKS) or variable.startswith(_VARIABLES_OF_RAY)
 
 
 def _children(process: Any) -> Iterator[str]:  # Any: psutil has no types
