@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.cases import (
     arrow_batches,
+    boosting,
     checkpoint_report,
     import_time,
     memory,
@@ -31,4 +32,5 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     tests_on_ranks.BENCHMARK,
     arrow_batches.BENCHMARK,
     memory.BENCHMARK,
+    boosting.BENCHMARK,
 )

@@ -135,6 +135,35 @@ def test_a_framework_comes_to_its_own_metrics_on_one_process_and_on_two(example:
     assert accuracies[1] > 0.93
 
 
+BOOSTERS = ("xgboost", "lightgbm")
+
+
+def losses(output: str) -> list[float]:
+    """Of Turnout, and of the framework alone."""
+    found = re.search(r"^log loss: (\S+); of \w+ alone: (\S+)$", output, re.MULTILINE)
+    assert found is not None, output
+    assert re.search(r"^40 rounds, 9\d", output, re.MULTILINE), output
+    return [float(each) for each in found.groups()]
+
+
+@pytest.mark.parametrize("framework", BOOSTERS)
+def test_a_booster_comes_to_the_loss_of_its_framework_alone(framework: str) -> None:
+    ours, alone = losses(run(f"examples/{framework}_breast_cancer.py"))
+    assert ours == alone
+
+
+@pytest.mark.parametrize("framework", BOOSTERS)
+def test_two_ranks_of_a_booster_come_to_the_loss_of_its_framework_alone(framework: str, tmp_path: Path) -> None:
+    output = run(
+        f"examples/{framework}_breast_cancer.py",
+        TURNOUT_NUM_WORKERS="2",
+        TURNOUT_CONTROLLER="process",
+        TURNOUT_STORAGE_PATH=str(tmp_path),
+    )
+    ours, alone = losses(output)
+    assert ours == pytest.approx(alone, abs=2e-5)  # sums in another order
+
+
 def programs(document: str) -> list[str]:
     """What runs alone; a block that begins with a file's name is one of several that belong together."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)

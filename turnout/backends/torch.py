@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from turnout.backends.base import Backend
+from turnout.backends.cores import share_of_cores
 from turnout.checks import check_choice, check_number, check_text, refused
 from turnout.config import BackendConfig
 from turnout.environment import is_under_torchrun, is_worker
@@ -171,8 +172,9 @@ class TorchBackend(Backend):
 
         if os.environ.get("OMP_NUM_THREADS"):
             return
-        before, share = torch.get_num_threads(), max(1, _num_cores() // ranks.local_world_size)
-        if share < before and ranks.local_world_size > 1:
+        before = torch.get_num_threads()
+        share = share_of_cores(ranks) or before
+        if share < before:
             torch.set_num_threads(share)
             self._undo.append(lambda _: torch.set_num_threads(before))
         # Libraries such as accelerate and Lightning would count the cores again, each in a way of its own.
@@ -350,10 +352,6 @@ def _own_address(is_one_node: bool) -> str:
         except OSError:
             address = socket.gethostbyname(socket.gethostname())
     return address
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _put_back(name: str, value: str | None) -> Leave:

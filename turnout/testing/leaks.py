@@ -30,7 +30,7 @@ _FILES_OF_RAY = "/ray/session_"
 _VARIABLES_OF_RAY = "RAY_"
 _PROCESSES_OF_RAY = ("ray::IDLE", "ray/_private/workers/default_worker.py", "ray/core/src/ray/", "ray/_private/log_")
 _ACTORS_OF_RAY_DATA = ("ray::_AutoscalingCoordinatorActor", "ray::_StatsActor")  # one of each serves a whole cluster
-# Set by TensorFlow, Keras, JAX and what they import, when they are imported.
+# Set by TensorFlow, Keras, JAX, scikit-learn and what they import, when they are imported.
 _VARIABLES_OF_FRAMEWORKS = (
     "ENABLE_RUNTIME_UPTIME_TELEMETRY",
     "HDF5_PLUGIN_PATH",
