@@ -1,13 +1,19 @@
-"""What is public in Ray Train, and how a name of its differs from Turnout's of the same name."""
+"""What is public in Ray Train, and how a name of its differs from Turnout's of the same name.
+
+A program of its own, as it imports every framework there is.
+"""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
 import inspect
+import json
+import sys
 from enum import Enum
-from types import ModuleType
 from typing import Any
+
+from turnout.compat.ray_train.names import MODULES
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -105,7 +111,18 @@ def _is_same(theirs: object, ours: object) -> bool:
     return theirs == ours
 
 
-def real(module: str, name: str) -> object:
-    """A name of Ray Train's own."""
-    loaded: ModuleType = importlib.import_module(module)
-    return getattr(loaded, name)
+def differences_of(module: str) -> dict[str, list[str]]:
+    """In what the public names of a module of Ray's differ from Turnout's, for those that do."""
+    theirs, source = importlib.import_module(module), MODULES[module]
+    ours = importlib.import_module(source.module)
+    found = {}
+    for name in public_names(module):
+        if name not in (source.names or ours.__all__):
+            found[name] = ["is not there"]
+        elif different := differences(getattr(theirs, name), getattr(ours, name)):
+            found[name] = different
+    return found
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps({module: differences_of(module) for module in sys.argv[1:]}))
