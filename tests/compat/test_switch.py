@@ -17,11 +17,23 @@ ROOT = Path(__file__).parents[2]
 SWITCHED = ("-m", "turnout.compat.ray_train")
 
 
-def run(*command: str, cwd: Path = ROOT, status: int = 0, variables: Mapping[str, str] | None = None) -> str:
+def run(
+    *command: str,
+    cwd: Path = ROOT,
+    status: int = 0,
+    timeout_s: float = 55.0,
+    variables: Mapping[str, str] | None = None,
+) -> str:
     """What a fresh interpreter prints; on both streams if it is to fail."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(variables or {})}
     done = subprocess.run(
-        [sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=55, check=False
+        [sys.executable, *command],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
     )
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout if status == 0 else done.stdout + done.stderr
