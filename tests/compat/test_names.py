@@ -26,6 +26,8 @@ from turnout.compat.ray_train.trainers import DataParallelTrainer
 from turnout.compat.ray_train.v2 import RayTrainCallback
 from turnout.compat.ray_train.xgboost import XGBoostTrainer
 
+NOTHING: Any = None  # Any: stands for what is refused unread
+
 
 def nothing() -> None:
     pass
@@ -80,8 +82,8 @@ def test_resources_are_counted_as_ray_train_counts_them() -> None:
         (lambda: TorchCheckpoint("/tmp"), "torch.save"),
         (lambda: TorchCheckpoint.from_state_dict({}), "torch.save"),
         (lambda: accelerate(amp=True), "torch.amp.autocast"),
-        (lambda: prepare_optimizer(None), "torch.amp.autocast"),
-        (lambda: backward(None), "torch.amp.autocast"),
+        (lambda: prepare_optimizer(NOTHING), "torch.amp.autocast"),
+        (lambda: backward(NOTHING), "torch.amp.autocast"),
     ],
 )
 def test_what_ray_train_has_given_up_raises_as_there_with_what_to_do(call: Callable[[], object], said: str) -> None:

@@ -45,8 +45,8 @@ class LightGBMTrainer(trainer.LightGBMTrainer, DataParallelTrainer):
         num_boost_round: int | None = None,
     ) -> None:
         refuse(
-            "LightGBMTrainer of Ray Train has given it up: call lightgbm.train in a train function of your own, and pass "
-            "that as train_loop_per_worker",
+            "LightGBMTrainer of Ray Train has given it up: call lightgbm.train in a train function of your own, and "
+            "pass that as train_loop_per_worker",
             label_column=label_column,
             params=params,
             num_boost_round=num_boost_round,

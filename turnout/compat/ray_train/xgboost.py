@@ -43,8 +43,8 @@ class XGBoostTrainer(trainer.XGBoostTrainer, DataParallelTrainer):
         num_boost_round: int | None = None,
     ) -> None:
         refuse(
-            "XGBoostTrainer of Ray Train has given it up: call xgboost.train in a train function of your own, and pass "
-            "that as train_loop_per_worker",
+            "XGBoostTrainer of Ray Train has given it up: call xgboost.train in a train function of your own, and "
+            "pass that as train_loop_per_worker",
             label_column=label_column,
             params=params,
             num_boost_round=num_boost_round,
