@@ -12,6 +12,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import NoReturn
 
+import turnout
 from turnout.compat.ray_train.switch import install
 
 __all__ = ["main"]
@@ -53,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.argv[:] = [str(main_module.__file__) if is_module else path, *given[is_module + 1 :]]
     vars(main_module)["__builtins__"] = builtins
     sys.modules["__main__"] = main_module
+    # Else pytest warns that it comes too late to rewrite what is imported of its plugin's package.
+    turnout.__doc__ = f"{turnout.__doc__} PYTEST_DONT_REWRITE"
     exec(code, vars(main_module))
 
 
