@@ -266,6 +266,31 @@ def test_batches_of_unknown_length_are_gone_on_with_in_the_pass_that_was_left(tm
     assert parts_end["weights"] == whole["weights"]
 
 
+def train_on_ray_data(config: dict[str, Any]) -> dict[str, Any]:
+    batches = turnout.get_dataset_shard("train").iter_torch_batches(batch_size=4)
+    options = {"train_dataset": batches, "eval_strategy": "no", "max_steps": NUM_STEPS + 2}
+    return train({**config, "options": options})
+
+
+@pytest.mark.on_ray
+def test_the_ranks_of_ray_train_on_ray_data_for_more_than_an_epoch(cluster: None, tmp_path: Path) -> None:
+    import ray
+
+    rows = [{"input_ids": row, "labels": row} for row in numbers().numpy()]
+    result = RAY.fit(
+        train_on_ray_data,
+        trainer=TorchTrainer,
+        train_loop_config={"output_dir": str(tmp_path / "output")},
+        run_config=RunConfig(storage_path=str(tmp_path / "runs")),
+        datasets={"train": ray.data.from_items(rows)},
+    )
+    assert result.return_values is not None
+    first, second = result.return_values
+    assert first["trained"] == second["trained"] == list(range(NUM_STEPS + 2))
+    assert first["weights"] == second["weights"]
+    assert result.checkpoint is not None
+
+
 def evaluate_batches(config: dict[str, Any]) -> dict[str, float]:
     trainer = trainer_for(config["output_dir"], 1, [], eval_dataset={"one": RayBatches()}, max_steps=1)
     measured: dict[str, float] = prepare_trainer(trainer).evaluate()

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from turnout.controllers.process.server import Exited, Fork, Forked, Signal
 from turnout.controllers.work import Launch
 from turnout.errors import ControllerError
+from turnout.first_imports import first_imports
 
 __all__ = ["Server", "lent_server"]
 
@@ -66,7 +67,7 @@ class Server:
                 start_new_session=True,  # an interrupt from the terminal is for the driver alone
             )
         try:
-            self.line.send_bytes(pickle.dumps([*_own_modules(), *sorted(preload)]))
+            self.line.send_bytes(pickle.dumps((first_imports(), [*_own_modules(), *sorted(preload)])))
             ready = self.line.poll(_START_LIMIT_S) and pickle.loads(self.line.recv_bytes()) == "ready"
         except (EOFError, OSError):
             ready = False
@@ -160,7 +161,7 @@ def lent_server(preload: Iterable[str]) -> Iterator[Server]:
 
     One that is still whole afterwards waits for the next; two trainers at once have one each.
     """
-    needed = frozenset(preload)
+    needed = frozenset(preload).union(first_imports())
     with _lock:
         dead = [each for each in _idle if not each.is_usable]
         _idle[:] = [each for each in _idle if each.is_usable]

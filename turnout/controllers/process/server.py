@@ -24,6 +24,7 @@ from typing import NamedTuple, NoReturn
 
 from turnout.controllers.process.rank import become_rank, die_with
 from turnout.controllers.work import Launch
+from turnout.first_imports import import_all
 
 __all__ = ["Exited", "Fork", "Forked", "Signal", "main"]
 
@@ -65,7 +66,7 @@ class Exited(NamedTuple):
 
 
 def main(handle: int, driver: int) -> NoReturn:
-    """Serve until the driver is gone; its first message are the modules to import.
+    """Serve until the driver is gone; its first message are the modules that must be imported, and those that may.
 
     Args:
         handle: of the socket to the driver.
@@ -90,9 +91,10 @@ class _Server:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
-            modules: list[str] = pickle.loads(self._line.recv_bytes())
+            first, modules = pickle.loads(self._line.recv_bytes())
         except (EOFError, OSError):  # the driver was interrupted, or is gone
             os._exit(0)
+        import_all(first)
         for module in modules:
             with contextlib.suppress(Exception):  # a rank that needs it says what is wrong with it
                 importlib.import_module(module)

@@ -33,6 +33,7 @@ from turnout.controllers.ray.output import Output
 from turnout.controllers.wire import WireChannel
 from turnout.controllers.work import Launch
 from turnout.errors import UsageError, WorkerGroupError
+from turnout.first_imports import import_all
 from turnout.session.events import RankInfo
 
 __all__ = ["RankActor"]
@@ -45,13 +46,15 @@ class RankActor:
     """One rank.
 
     Args:
-        preload: modules to import first, here on the main thread: torch does not bear to be imported by two at once.
+        preload: modules to import here, on the main thread: torch does not bear to be imported by two at once.
+        first: what must be imported before anything else.
     """
 
-    def __init__(self, preload: Iterable[str]) -> None:
+    def __init__(self, preload: Iterable[str], first: Iterable[str] = ()) -> None:
         self._thread: int | None = None
         """That runs the train function, while one does."""
         self._channel: WireChannel | None = None
+        import_all(first)
         for module in preload:
             with contextlib.suppress(Exception):  # the train function that needs it says what is wrong with it
                 importlib.import_module(module)

@@ -36,6 +36,7 @@ from turnout.controllers.work import Launch, working_directory
 from turnout.data import Site
 from turnout.environment import own_variables
 from turnout.errors import ControllerError, ResourceError, TurnoutError
+from turnout.first_imports import first_imports
 from turnout.session.events import RankInfo
 
 __all__ = ["CannotStartError", "Group", "OtherSizeError", "Room"]
@@ -194,7 +195,9 @@ class Group(ServedGroup):
         """Ask for every worker, to do ``work``, each with what ``deal`` gives for it once all have come."""
         actor_class = self.actor_class()
         for worker in range(self._room.size):
-            actor = actor_class.options(**self._room.options(worker), max_concurrency=2).remote(self._preload)
+            actor = actor_class.options(**self._room.options(worker), max_concurrency=2).remote(
+                self._preload, first_imports()
+            )
             self._actors.append(actor)
             self._when_done(actor.whereabouts.remote(), functools.partial(self._arrived, worker))
         self._work = work

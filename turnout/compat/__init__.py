@@ -1,0 +1,1 @@
+"""Turnout under the names of other packages."""
