@@ -340,6 +340,34 @@ def test_a_failure_that_nobody_reads_is_reported(caplog: pytest.LogCaptureFixtur
     del kept
 
 
+def test_a_program_without_logging_is_told_on_its_console() -> None:
+    source = """
+    import turnout.infra as infra
+
+    @infra.remote_class()
+    class Model:
+        def __init__(self, device_mesh=None): pass
+        @infra.remote_function()
+        def fail(self): raise ValueError("nobody saw me")
+
+    infra.initialize("local")
+    model = Model(infra.DeviceMesh.from_sizes(dp_size=2), remote_group="model")
+    kept = model.fail()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, timeout=55, check=False
+    )
+    assert done.returncode == 0
+    warning, error = done.stderr.splitlines()
+    assert warning.startswith(
+        "WARNING turnout: Model(): DeviceMesh(dp=2) is for 2 workers; here it is built in 1 process"
+    )
+    assert error.startswith(
+        "ERROR turnout: nobody has read the result of a call that has failed: [turnout driver caller"
+    )
+    assert error.endswith("nobody saw me")
+
+
 def test_iterating_over_a_group_gives_every_worker_s_items_and_loses_none(simulated: None) -> None:
     one: Any = on_group(Loader, "model")(3)  # Any: of several workers, lists of theirs come
     assert len(one) == 3

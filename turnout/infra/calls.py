@@ -28,6 +28,8 @@ class Call:
         group: that is called; None in this process.
         caller: the line that has made it.
         timeout_s: for all of it; None for no limit.
+        was_told: whether the notifier knows that it has failed.
+        was_reported: whether the program knows that it has failed unread.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Call:
     caller: str
     timeout_s: float | None = None
     was_told: bool = False
+    was_reported: bool = False
     deadline: float | None = field(init=False)
 
     def __post_init__(self) -> None:

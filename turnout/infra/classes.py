@@ -18,6 +18,7 @@ from turnout.infra.methods import EXECUTES, HANDLE
 from turnout.infra.proxies import become_proxy, plan
 from turnout.infra.remote_errors import caller_line
 from turnout.infra.seeds import RandomState
+from turnout.infra.telling import tell
 from turnout.infra.world import Built, current_world
 
 __all__ = ["new_instance", "on_group", "remote_class"]
@@ -234,10 +235,8 @@ class _Building:
                 f"{self.kind.__name__}(): {given} is for {given.world_size} worker(s), and {where} has {size}"
             )
         mesh = self.world.default_mesh(size)
-        logger.warning(
-            "%s(): %s is for %d workers; here it is built in %d process(es), with %s", self.kind.__name__, given,
-            given.world_size, size, mesh,
-        )  # fmt: skip
+        told = f"{given} is for {given.world_size} workers; here it is built in {size} process(es), with {mesh}"
+        tell(logger, logging.WARNING, f"{self.kind.__name__}(): {told}")
         args = tuple(mesh if each is given else each for each in args)
         return args, {name: mesh if each is given else each for name, each in kwargs.items()}, mesh
 

@@ -18,6 +18,7 @@ from turnout.infra.methods import RemoteMethod
 from turnout.infra.plans import Plan
 from turnout.infra.remote_errors import caller_line
 from turnout.infra.rows import is_namedtuple
+from turnout.infra.telling import tell
 from turnout.infra.world import current_world
 
 __all__ = ["LONGEST", "PLAIN", "Handle", "has_lazy", "peers_of", "with_values"]
@@ -249,4 +250,5 @@ def with_values(value: Any, depth: int = _DEEPEST + 1, *, keep_remote: bool = Fa
 
 @functools.lru_cache(maxsize=1024)  # once for each method
 def _warn_of_timeout(label: str) -> None:
-    logger.warning("%s: its timeout has no effect in this process, where a call cannot be ended from outside", label)
+    text = f"{label}: its timeout has no effect in this process, where a call cannot be ended from outside"
+    tell(logger, logging.WARNING, text)

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from turnout.checks import check_number, check_text, refused
+from turnout.infra.telling import tell
 
 __all__ = ["DingTalkNotifier", "Notices", "Notifier", "SlackNotifier", "WebhookNotifier", "check_notifier"]
 
@@ -179,4 +180,4 @@ class Notices:
                 if message is not None:
                     self._notifier(message)
             except Exception as error:  # whatever it does: it is no failure of the program's
-                logger.warning("the notifier has failed: %s: %s", type(error).__name__, error)
+                tell(logger, logging.WARNING, f"the notifier has failed: {type(error).__name__}: {error}")

@@ -22,6 +22,7 @@ from turnout.infra.device_group import DeviceGroup
 from turnout.infra.device_mesh import DeviceMesh, data_parallel_mesh
 from turnout.infra.notifiers import Notices, Notifier
 from turnout.infra.seeds import seed_of
+from turnout.infra.telling import tell
 from turnout.infra.whoami import Turn, current_turn
 
 if TYPE_CHECKING:
@@ -166,13 +167,13 @@ class World:
         if self._notices is None:
             return
 
-        def tell() -> str | None:
+        def message() -> str | None:
             error = pending.failure()
             with self._telling:
                 is_first, pending.call.was_told = not pending.call.was_told, True
             return _message(self.name, pending.call, error) if is_first and error is not None else None
 
-        self._notices.send(tell)
+        self._notices.send(message)
 
     def notify(self, text: str) -> None:
         """Have the notifier told something; in a worker it goes to the driver with the next reply."""
@@ -199,8 +200,10 @@ class World:
                 self._report(pending, pending.failure())
 
     def _report(self, pending: Pending, error: BaseException | None) -> None:
-        if error is not None:
-            logger.error("nobody has read the result of a call that has failed: %s", text_of(error))
+        if error is not None and not pending.call.was_reported:
+            pending.call.was_reported = True
+            text = f"nobody has read the result of a call that has failed: {text_of(error)}"
+            tell(logger, logging.ERROR, text)
             self.tell(pending.call, error)
 
     def on_close(self, closer: Any) -> None:  # Any: a callable without arguments

@@ -159,6 +159,11 @@ class RayPending(Pending):
         """
         import ray
 
+        if not ray.is_initialized():
+            raise WorkerGroupError(
+                f"[turnout driver caller: {self.call.caller}] {self.call.label}: this program has left the Ray cluster "
+                "before the result was read"
+            )
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             returned: list[Any] = ray.get(self.refs, timeout=timeout)
@@ -194,6 +199,8 @@ class RayPending(Pending):
 
         if not self.refs:
             return True
+        if not ray.is_initialized():  # which asking would change
+            return False
         ready, pending = ray.wait(self.refs, num_returns=len(self.refs), timeout=0, fetch_local=False)
         return not pending or bool(self._failures(ready))
 
