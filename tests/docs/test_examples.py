@@ -139,8 +139,13 @@ def test_two_ranks_of_a_booster_come_to_the_loss_of_its_framework_alone(framewor
 def test_a_framework_comes_to_its_own_metrics_on_one_process_and_on_two(example: str, tmp_path: Path) -> None:
     program = f"examples/{example}.py"
     output = run(program, "--compare", timeout_s=80)
-    on_ranks = {"TURNOUT_NUM_WORKERS": "2", "TURNOUT_CONTROLLER": "process", "TURNOUT_STORAGE_PATH": str(tmp_path)}
-    output += run(program, timeout_s=80, **on_ranks)
+    output += run(
+        program,
+        timeout_s=80,
+        TURNOUT_NUM_WORKERS="2",
+        TURNOUT_CONTROLLER="process",
+        TURNOUT_STORAGE_PATH=str(tmp_path),
+    )
     found = re.findall(r"^(?:Turnout|\w+ alone): loss (\S+), accuracy (\S+)$", output, re.MULTILINE)
     losses, accuracies = zip(*((float(loss), float(accuracy)) for loss, accuracy in found), strict=True)
     assert losses == pytest.approx([losses[1]] * 3, rel=1e-3)
