@@ -4,14 +4,19 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test ray check chaos bench format clean
+.PHONY: demo test frameworks ray check chaos bench format clean
 
 demo: $(READY)
 	$(BIN)/python examples/digits.py
 	$(BIN)/python examples/all_tracks.py
 
 test: $(READY)
-	$(BIN)/python -m pytest --ignore tests/crash --ignore tests/chaos -m "not on_ray"
+	$(BIN)/python -m pytest --ignore tests/crash --ignore tests/chaos --ignore tests/frameworks --ignore tests/compat -m "not on_ray"
+
+# What trains with the frameworks of its users, and with Ray Train's names for them: each takes seconds to import, in every
+# process. `make test` leaves it out.
+frameworks: $(READY)
+	$(BIN)/python -m pytest tests/frameworks tests/compat -m "not on_ray"
 
 # The contract over Ray, and the tests of the Ray track but for test_ray.py: every run of theirs starts processes that
 # import Ray. `make test` leaves them out.

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import turnout
-from tests.integrations.boosting import rows
+from tests.frameworks.boosting import rows
 from turnout import DataConfig, RunConfig, ScalingConfig
 from turnout.lightgbm import LightGBMTrainer, get_network_params
 from turnout.lightgbm import ReportCallback as LightGBMReportCallback

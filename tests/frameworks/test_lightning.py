@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import turnout
 import turnout.lightning
 from tests.distributed.conftest import _cluster, cluster
-from tests.integrations.torch_family import PRELOADED, loaded_after, one_thread
+from tests.frameworks.torch_family import PRELOADED, loaded_after, one_thread
 from turnout import CheckpointUploadMode, FailureConfig, Result, RunConfig
 from turnout.errors import MissingDependencyError, UsageError
 from turnout.integrations import lightning as integration

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import turnout
-from tests.integrations.boosting import Array, output_of, rows, share
+from tests.frameworks.boosting import Array, output_of, rows, share
 from turnout import Result
 from turnout.lightgbm import LightGBMTrainer, get_network_params
 from turnout.lightgbm import ReportCallback as LightGBMReportCallback

@@ -15,7 +15,7 @@ import pytest
 import xgboost
 
 import turnout
-from tests.integrations.boosting import (
+from tests.frameworks.boosting import (
     ROUNDS,
     Array,
     refusals_with_version,

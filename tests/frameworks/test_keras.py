@@ -20,7 +20,7 @@ from tests.distributed.ranks import ROOT
 )
 def test_the_callback_works_with_each_backend(backend: str, chosen: str, num_tests: int, tmp_path: Path) -> None:
     environment = {**os.environ, "KERAS_BACKEND": backend, "KERAS_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, "tests/integrations/keras_callback.py")
+    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, "tests/frameworks/keras_callback.py")
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=58
     )

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import turnout
-from tests.integrations.torch_family import PRELOADED, one_thread
+from tests.frameworks.torch_family import PRELOADED, one_thread
 from turnout import Checkpoint, Result, RunConfig, ScalingConfig
 from turnout.errors import CheckpointNotFoundError, UsageError
 from turnout.testing.ranks import warm_server

@@ -19,7 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 import turnout
 import turnout.huggingface.transformers
 from tests.distributed.conftest import _cluster, cluster
-from tests.integrations.torch_family import PRELOADED, loaded_after, one_thread
+from tests.frameworks.torch_family import PRELOADED, loaded_after, one_thread
 from turnout import CheckpointUploadMode, FailureConfig, Result, RunConfig
 from turnout.errors import MissingDependencyError, UsageError
 from turnout.huggingface.transformers import ReportCallback, prepare_trainer

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import turnout
 from tests.distributed.conftest import _cluster, cluster
-from tests.integrations.torch_family import PRELOADED, one_thread
+from tests.frameworks.torch_family import PRELOADED, one_thread
 from turnout import RunConfig
 from turnout.testing.ranks import warm_server
 from turnout.testing.tracks import IN_PROCESS, PROCESS, RAY, TORCHRUN, Track

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import turnout
-from tests.integrations.boosting import ROUNDS, Array, refusals_with_version, refusals_without, rows, share, within
+from tests.frameworks.boosting import ROUNDS, Array, refusals_with_version, refusals_without, rows, share, within
 from turnout import DataConfig, FailureConfig, Result, RunConfig, ScalingConfig, UsageError
 from turnout.backends import lightgbm as backend
 from turnout.lightgbm import (
