@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 
 from turnout.backends.torch import TorchConfig
-from turnout.controllers.process.client import lent_server
+from turnout.controllers.process.client import close_idle_servers, lent_server
 from turnout.controllers.process.controller import preload_of
 from turnout.testing.ranks import WarmServer
 
 
 def test_a_run_with_torch_finds_the_server_that_has_read_pytest_too() -> None:
+    close_idle_servers()  # one of another test's could do as well
     WarmServer().start(["torch"])
 
     for backend in (None, TorchConfig(backend="gloo")):
