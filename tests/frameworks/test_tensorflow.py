@@ -24,6 +24,7 @@ from turnout.config import BackendConfig
 from turnout.controllers.process import client
 from turnout.tensorflow import TensorflowConfig, TensorflowTrainer
 from turnout.testing.cluster import local_cluster
+from turnout.testing.torchrun import run_under_torchrun
 
 EPOCHS = 4
 METRICS = ("loss", "accuracy", "val_loss")
@@ -133,6 +134,22 @@ def assert_as_alone(result: turnout.Result, alone: dict[str, list[float]]) -> No
     assert first["weights"] == second["weights"]
     assert [each["replicas"] for each in (first, second)] == [2, 2]
     assert [each["task"] for each in (first, second)] == [{"type": "worker", "index": index} for index in range(2)]
+
+
+@pytest.mark.timeout(150)  # each of them imports TensorFlow anew
+def test_the_ranks_of_torchrun_train_as_one_process_does(alone: dict[str, list[float]], tmp_path: Path) -> None:
+    train = fitting()
+
+    def program() -> tuple[dict[str, Any], dict[str, Any]]:
+        run_config = RunConfig(name="run", storage_path=str(tmp_path))
+        result = TensorflowTrainer(train, scaling_config=ScalingConfig(num_workers=0), run_config=run_config).fit()
+        assert result.metrics is not None
+        return result.return_value, result.metrics
+
+    (first, metrics), (second, _) = run_under_torchrun(program, world_size=2)
+    assert {name: metrics[name] for name in METRICS} == pytest.approx({name: alone[name][-1] for name in METRICS}, 1e-4)
+    assert first["weights"] == second["weights"]
+    assert [each["replicas"] for each in (first, second)] == [2, 2]
 
 
 def test_two_ranks_train_as_one_process_does_and_resume_as_if_none_had_been_killed(
