@@ -19,7 +19,7 @@ from turnout.infra.dispatch import Later, Part, SlicedLater
 from turnout.infra.handles import LONGEST
 from turnout.infra.lazy_collect import LazyCollect
 from turnout.infra.ray.actor import GroupActor, Hello, Launch, Slot, Sources, WorkerFailed, fetched
-from turnout.infra.ray.stacks import stacks_of
+from turnout.infra.ray.stacks import Lookouts, stacks_of
 from turnout.infra.remote_errors import CallTimeoutError, Origin, told_error
 from turnout.infra.rows import is_namedtuple, size_of
 from turnout.infra.world import current_world
@@ -27,6 +27,8 @@ from turnout.infra.world import current_world
 __all__ = ["RayPending", "RayWorkers"]
 
 _SHARED_FROM = 256 * 1024  # bytes of arguments from which they are stored once for all workers
+_LOOK_OUT_S = 3.0  # before a time limit, for other nodes to get ready to say where their ranks are
+_NO_TIME_S = 0.25  # in which they could not
 
 
 class RayWorkers(Workers):
@@ -116,9 +118,9 @@ class RayWorkers(Workers):
         """Begin to iterate on some of the actors; an error there comes with the first item."""
         return _Items(self, ranks, call)
 
-    def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
+    def stacks(self, ranks: Sequence[int], lookouts: Lookouts | None = None) -> dict[int, str]:
         """Where some of them are, as `faulthandler` shows it; those that do not answer are left out."""
-        return stacks_of({rank: self.hellos[rank] for rank in ranks if rank < len(self.hellos)})
+        return stacks_of({rank: self.hellos[rank] for rank in ranks if rank < len(self.hellos)}, lookouts)
 
     def close(self) -> None:
         """Kill the actors."""
@@ -164,11 +166,14 @@ class RayPending(Pending):
                 f"[turnout driver caller: {self.call.caller}] {self.call.label}: this program has left the Ray cluster "
                 "before the result was read"
             )
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        lookouts = None
         try:
+            if deadline is not None and (early_s := min(_LOOK_OUT_S, (deadline - time.monotonic()) / 2)) > _NO_TIME_S:
+                lookouts = self._look_out(deadline, early_s)
+            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
             returned: list[Any] = ray.get(self.refs, timeout=timeout)
         except ray.exceptions.GetTimeoutError:
-            failure = self._timed_out(deadline)
+            failure = self._timed_out(deadline, lookouts)
         except ray.exceptions.RayError as error:
             failure = self._failed(error)
         else:
@@ -253,7 +258,18 @@ class RayPending(Pending):
         origin = Origin(self.call.label, self.workers.group, rank, place.address, place.pid, "", self.call.caller)
         return WorkerGroupError(text), (time.time(), origin)
 
-    def _timed_out(self, deadline: float | None) -> BaseException:
+    def _look_out(self, deadline: float, early_s: float) -> Lookouts | None:
+        """Wait until not all may answer in time; then have other nodes get ready to say where theirs are."""
+        import ray
+
+        try:
+            ray.get(self.refs, timeout=max(0.0, deadline - early_s - time.monotonic()))
+        except ray.exceptions.GetTimeoutError:
+            hellos = dict(enumerate(self.workers.hellos))
+            return Lookouts({rank: hellos[rank] for rank in self.ranks if rank in hellos}, early_s)
+        return None
+
+    def _timed_out(self, deadline: float | None, lookouts: Lookouts | None) -> BaseException:
         import ray
 
         ready, pending = ray.wait(self.refs, num_returns=len(self.refs), timeout=0, fetch_local=False)
@@ -265,7 +281,7 @@ class RayPending(Pending):
         asked = f"timeout={call.timeout_s:g} s of the method" if is_own else "the timeout of result()"
         hellos = self.workers.hellos
         places = ", ".join(f"rank {rank} on node {hellos[rank].address} (pid {hellos[rank].pid})" for rank in hanging)
-        stacks = self.workers.stacks(hanging)
+        stacks = self.workers.stacks(hanging, lookouts)
         where = merged({rank: where_of(stacks.get(rank, "")) for rank in hanging})
         error = CallTimeoutError(
             f"[turnout driver caller: {call.caller}] {call.label} on group {self.workers.group!r}: {len(hanging)} of "
