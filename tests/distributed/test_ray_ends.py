@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import turnout
@@ -213,6 +215,9 @@ class Host:
     def fit(self, storage: str) -> list[int]:
         return inner(storage)
 
+    def pid(self) -> int:
+        return os.getpid()
+
 
 def test_fit_works_inside_of_a_ray_task_and_of_an_actor(tmp_path: Path) -> None:
     import ray
@@ -224,7 +229,9 @@ def test_fit_works_inside_of_a_ray_task_and_of_an_actor(tmp_path: Path) -> None:
     assert ray.get(task.options(**options).remote(str(tmp_path))) == [0, 1]
     host = actor.options(**options).remote()
     assert ray.get(host.fit.remote(str(tmp_path))) == [0, 1]
+    pid = ray.get(host.pid.remote())
     ray.kill(host)
+    wait_until(lambda: not psutil.pid_exists(pid), "Ray to end the actor")
 
 
 def test_fit_inside_of_a_placement_group_that_captures_its_tasks_takes_one_of_its_own(tmp_path: Path) -> None:

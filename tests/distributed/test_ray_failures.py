@@ -217,7 +217,7 @@ def test_a_worker_whose_constructor_raises_is_tried_twice_and_not_for_ever(
     from turnout.controllers.ray.group import Group
 
     class Broken(RankActor):
-        def __init__(self, preload: object) -> None:
+        def __init__(self, *_: object) -> None:
             raise LookupError("the node lacks what it needs")
 
     monkeypatch.setattr(Group, "actor_class", staticmethod(lambda: ray.remote(Broken)))

@@ -16,15 +16,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import turnout
-from tests.distributed.conftest import _cluster, cluster
 from tests.frameworks.torch_family import PRELOADED, one_thread
 from turnout import RunConfig
 from turnout.testing.ranks import warm_server
 from turnout.testing.tracks import IN_PROCESS, PROCESS, RAY, TORCHRUN, Track
 from turnout.torch import TorchTrainer
-
-__all__ = ["_cluster", "cluster"]
-
 
 pytestmark = pytest.mark.timeout(180)  # the first of them waits for the server that imports the frameworks
 
@@ -108,10 +104,8 @@ def test_states_end_with_a_run_that_has_failed() -> None:
     "track", [TORCHRUN, PROCESS, pytest.param(RAY, marks=pytest.mark.on_ray)], ids=lambda track: track.name
 )
 def test_on_several_ranks_it_finds_them_and_comes_to_the_same_weights(
-    request: pytest.FixtureRequest, tmp_path: Path, alone: dict[str, Any], track: Track
+    tmp_path: Path, alone: dict[str, Any], track: Track
 ) -> None:
-    if track is RAY:
-        request.getfixturevalue("cluster")
     run_config = None if track is TORCHRUN else RunConfig(storage_path=str(tmp_path))
     result = track.fit(train, trainer=TorchTrainer, run_config=run_config)
     assert result.return_values is not None

@@ -23,7 +23,6 @@ from turnout import Checkpoint, FailureConfig, RunConfig, ScalingConfig, UsageEr
 from turnout.backends.own_port import LOOPBACK, HeldPort
 from turnout.controllers.process import client
 from turnout.jax import JaxConfig, JaxTrainer
-from turnout.testing.cluster import local_cluster
 from turnout.testing.torchrun import run_under_torchrun
 
 
@@ -149,8 +148,7 @@ def test_the_rank_with_the_coordinator_comes_first_when_it_is_killed_while_the_o
 
 @pytest.mark.on_ray
 def test_ranks_on_ray_compute_what_one_process_does(tmp_path: Path) -> None:
-    with local_cluster():
-        result = fit(descending(), tmp_path, controller="ray")
+    result = fit(descending(), tmp_path, controller="ray")
     assert result.return_values == [pytest.approx(losses_of_numpy(), rel=1e-5)] * 2
 
 

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import turnout
 import turnout.lightning
-from tests.distributed.conftest import _cluster, cluster
 from tests.frameworks.torch_family import PRELOADED, loaded_after, one_thread
 from turnout import CheckpointUploadMode, FailureConfig, Result, RunConfig
 from turnout.errors import MissingDependencyError, UsageError
@@ -28,8 +27,6 @@ from turnout.lightning import classes_for, prepare_trainer
 from turnout.testing.ranks import warm_server
 from turnout.testing.tracks import IN_PROCESS, PROCESS, RAY, TORCHRUN, Track
 from turnout.torch import TorchTrainer
-
-__all__ = ["_cluster", "cluster"]
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 QUIET: dict[str, Any] = {
@@ -229,9 +226,7 @@ def test_the_ranks_of_torchrun_come_to_what_lightning_comes_to_alone(undisturbed
 
 
 @pytest.mark.on_ray
-def test_the_ranks_of_ray_come_to_what_lightning_comes_to_alone(
-    cluster: None, tmp_path: Path, undisturbed: dict[str, Any]
-) -> None:
+def test_the_ranks_of_ray_come_to_what_lightning_comes_to_alone(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     result = fit(RAY, run_config=RunConfig(storage_path=str(tmp_path)))
     assert result.return_values is not None
     assert [equal_but_for_rounding(state, undisturbed) for state in result.return_values] == [True, True]

@@ -23,7 +23,6 @@ from turnout.backends.tensorflow import TensorflowBackend
 from turnout.config import BackendConfig
 from turnout.controllers.process import client
 from turnout.tensorflow import TensorflowConfig, TensorflowTrainer
-from turnout.testing.cluster import local_cluster
 from turnout.testing.torchrun import run_under_torchrun
 
 EPOCHS = 4
@@ -167,8 +166,7 @@ def test_two_ranks_train_as_one_process_does_and_resume_as_if_none_had_been_kill
 
 @pytest.mark.on_ray
 def test_ranks_on_ray_train_as_one_process_does(alone: dict[str, list[float]], tmp_path: Path) -> None:
-    with local_cluster():
-        assert_as_alone(fit(fitting(), tmp_path, controller="ray"), alone)
+    assert_as_alone(fit(fitting(), tmp_path, controller="ray"), alone)
 
 
 def test_a_rank_that_raises_while_the_other_trains_comes_first(tmp_path: Path) -> None:

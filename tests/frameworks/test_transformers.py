@@ -18,7 +18,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 import turnout
 import turnout.huggingface.transformers
-from tests.distributed.conftest import _cluster, cluster
 from tests.frameworks.torch_family import PRELOADED, loaded_after, one_thread
 from turnout import CheckpointUploadMode, FailureConfig, Result, RunConfig
 from turnout.errors import MissingDependencyError, UsageError
@@ -27,8 +26,6 @@ from turnout.integrations import transformers as integration
 from turnout.testing.ranks import warm_server
 from turnout.testing.tracks import IN_PROCESS, PROCESS, RAY, TORCHRUN, Track
 from turnout.torch import TorchTrainer
-
-__all__ = ["_cluster", "cluster"]
 
 NUM_ROWS, NUM_STEPS = 32, 4  # of an epoch, each of 8 rows
 pytestmark = pytest.mark.timeout(180)  # the first of them waits for the server that imports the frameworks
@@ -173,11 +170,7 @@ def test_in_process_a_trainer_comes_to_exactly_what_it_comes_to_alone(tmp_path: 
 @pytest.mark.parametrize(
     "track", [TORCHRUN, PROCESS, pytest.param(RAY, marks=pytest.mark.on_ray)], ids=lambda track: track.name
 )
-def test_two_ranks_come_to_what_a_trainer_comes_to_alone(
-    request: pytest.FixtureRequest, tmp_path: Path, alone: dict[str, Any], track: Track
-) -> None:
-    if track is RAY:
-        request.getfixturevalue("cluster")
+def test_two_ranks_come_to_what_a_trainer_comes_to_alone(tmp_path: Path, alone: dict[str, Any], track: Track) -> None:
     run_config = RunConfig(storage_path=str(tmp_path / "runs"))
     config = {"report": {"checkpoint_upload_mode": CheckpointUploadMode.ASYNC}}
     result = fit(track, tmp_path, config, run_config=run_config)
@@ -273,7 +266,8 @@ def train_on_ray_data(config: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.on_ray
-def test_the_ranks_of_ray_train_on_ray_data_for_more_than_an_epoch(cluster: None, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray Data's own
+def test_the_ranks_of_ray_train_on_ray_data_for_more_than_an_epoch(tmp_path: Path) -> None:
     import ray
 
     rows = [{"input_ids": row, "labels": row} for row in numbers().numpy()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -54,7 +55,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A cluster is there before the police look for the first time."""
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
-        if isinstance(item, pytest.Function) and any(each is RAY for each in parameters):
+        is_of_here = item.path.parent == Path(__file__).parent  # others have clusters of their own
+        if is_of_here and isinstance(item, pytest.Function) and any(each is RAY for each in parameters):
             item.fixturenames = ["_session_cluster", *item.fixturenames]  # of this item alone
 
 
