@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from turnout.backends.base import Backend
 from turnout.backends.cores import share_of_cores
+from turnout.backends.variables import LentVariables
 from turnout.checks import check_choice, check_number, check_text, refused
 from turnout.config import BackendConfig
 from turnout.environment import is_under_torchrun, is_worker
@@ -91,6 +92,7 @@ class TorchBackend(Backend):
             raise refused("torch_config", config, "takes a turnout.torch.TorchConfig")
         super().__init__(config)
         self._undo: list[Leave] = []
+        self._variables = LentVariables()
 
     def start(self, ranks: RankInfo, rendezvous: Collective) -> None:
         """Join the group.
@@ -120,6 +122,7 @@ class TorchBackend(Backend):
                 self._undo.pop()(error)
             except Exception:  # the error of the train function, if there is one, is what the user must see
                 logger.warning("could not put back all that torch's process group was set up with", exc_info=True)
+        self._variables.put_back()
 
     def _store(self, ranks: RankInfo, rendezvous: Collective) -> Store:
         """The store by which the ranks of this group find each other; rank 0 serves it."""
@@ -133,10 +136,10 @@ class TorchBackend(Backend):
             # connect while rank 0 makes its end of the store.
             host, port = rendezvous.broadcast("torch's store", own)
             if not is_under_torchrun():  # else they are torchrun's, whose store stays where they say
-                self._set_variables({"MASTER_ADDR": host, "MASTER_PORT": str(port)})
+                self._variables.set({"MASTER_ADDR": host, "MASTER_PORT": str(port)})
             if is_one_node and "GLOO_SOCKET_IFNAME" not in os.environ:
                 # Else gloo resolves the host's name, which may take seconds, fail, or give another interface.
-                self._set_variables({"GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE})
+                self._variables.set({"GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE})
             join_s = min(self.config.timeout_s, _LONGEST_JOIN_S)
             try:
                 store = dist.TCPStore(  # type: ignore[attr-defined]  # re-exported without saying so
@@ -161,11 +164,6 @@ class TorchBackend(Backend):
         prefixed: Store = dist.PrefixStore("turnout", store)  # type: ignore[attr-defined]  # as above
         return prefixed
 
-    def _set_variables(self, variables: dict[str, str]) -> None:
-        for name, value in variables.items():
-            self._undo.append(_put_back(name, os.environ.get(name)))
-            os.environ[name] = value
-
     def _share_cores(self, ranks: RankInfo) -> None:
         """Let the ranks of one node share its cores, where each would use them all, unless the user has said how."""
         import torch
@@ -177,7 +175,7 @@ class TorchBackend(Backend):
             torch.set_num_threads(share)
             self._undo.append(lambda _: torch.set_num_threads(before))
         # Libraries such as accelerate and Lightning would count the cores again, each in a way of its own.
-        self._set_variables({"OMP_NUM_THREADS": str(torch.get_num_threads())})
+        self._variables.set({"OMP_NUM_THREADS": str(torch.get_num_threads())})
 
     def _tell_accelerate(self) -> None:
         """Have accelerate, and Transformers on it, join the group on a machine without GPUs.
@@ -188,7 +186,7 @@ class TorchBackend(Backend):
         import torch.distributed as dist
 
         if "ACCELERATE_USE_CPU" not in os.environ and not torch.cuda.is_available() and dist.get_backend() == "gloo":
-            self._set_variables({"ACCELERATE_USE_CPU": "true"})
+            self._variables.set({"ACCELERATE_USE_CPU": "true"})
 
 
 def init_group(config: TorchConfig, ranks: RankInfo, store: Store | None) -> Leave:
@@ -351,15 +349,3 @@ def _own_address(is_one_node: bool) -> str:
         except OSError:
             address = socket.gethostbyname(socket.gethostname())
     return address
-
-
-def _put_back(name: str, value: str | None) -> Leave:
-    """What gives an environment variable the value that it has now."""
-
-    def put_back(_: Exception | None) -> None:
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-    return put_back
