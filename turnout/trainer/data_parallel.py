@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from turnout.checkpoint import Checkpoint
 from turnout.checks import check_json, check_mapping, refused
@@ -66,6 +66,9 @@ class DataParallelTrainer:
         >>> trainer.fit().metrics
         {'loss': 0.25}
     """
+
+    _trains_under_torchrun: ClassVar[bool] = False
+    """Whether torchrun's processes train together: the framework's ranks can be started by it."""
 
     def __init__(
         self,
@@ -167,10 +170,12 @@ class DataParallelTrainer:
         return controller
 
     def _local_controller(self, run: RunConfig) -> str:
-        """The controller for ``num_workers=0``; a framework whose ranks torchrun can start overrides it."""
+        """The controller for ``num_workers=0``."""
         found = torchrun_variables()
         if not is_under_torchrun():
             _warn_of_missing(found)
+        elif self._trains_under_torchrun:
+            return "torchrun"
         elif run.storage_path is not None:
             raise UnsupportedError(
                 f"{type(self).__name__} under torchrun, with a storage path: every process would train alone and write "

@@ -8,7 +8,6 @@ from typing import Any
 from turnout.backends.lightgbm import LightGBMConfig, imported_lightgbm
 from turnout.checkpoint import Checkpoint
 from turnout.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
-from turnout.environment import is_under_torchrun
 from turnout.trainer.data_parallel import DataParallelTrainer
 
 __all__ = ["LightGBMTrainer"]
@@ -35,6 +34,8 @@ class LightGBMTrainer(DataParallelTrainer):
     Raises:
         UsageError: an argument cannot be meant; nothing has run then.
     """
+
+    _trains_under_torchrun = True
 
     def __init__(
         self,
@@ -65,6 +66,4 @@ class LightGBMTrainer(DataParallelTrainer):
 
     def _local_controller(self, run: RunConfig) -> str:
         imported_lightgbm("LightGBMTrainer")  # this process trains
-        if is_under_torchrun():
-            return "torchrun"
         return super()._local_controller(run)

@@ -8,7 +8,6 @@ from typing import Any
 from turnout.backends.tensorflow import TensorflowConfig
 from turnout.checkpoint import Checkpoint
 from turnout.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
-from turnout.environment import is_under_torchrun
 from turnout.trainer.data_parallel import DataParallelTrainer
 
 __all__ = ["TensorflowTrainer"]
@@ -32,6 +31,8 @@ class TensorflowTrainer(DataParallelTrainer):
     Raises:
         UsageError: an argument cannot be meant; nothing has run then.
     """
+
+    _trains_under_torchrun = True
 
     def __init__(
         self,
@@ -59,8 +60,3 @@ class TensorflowTrainer(DataParallelTrainer):
             metadata=metadata,
             resume_from_checkpoint=resume_from_checkpoint,
         )
-
-    def _local_controller(self, run: RunConfig) -> str:
-        if is_under_torchrun():
-            return "torchrun"
-        return super()._local_controller(run)

@@ -8,7 +8,6 @@ from typing import Any
 from turnout.backends.xgboost import XGBoostConfig, imported_xgboost
 from turnout.checkpoint import Checkpoint
 from turnout.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
-from turnout.environment import is_under_torchrun
 from turnout.trainer.data_parallel import DataParallelTrainer
 
 __all__ = ["XGBoostTrainer"]
@@ -32,6 +31,8 @@ class XGBoostTrainer(DataParallelTrainer):
     Raises:
         UsageError: an argument cannot be meant; nothing has run then.
     """
+
+    _trains_under_torchrun = True
 
     def __init__(
         self,
@@ -62,6 +63,4 @@ class XGBoostTrainer(DataParallelTrainer):
 
     def _local_controller(self, run: RunConfig) -> str:
         imported_xgboost("XGBoostTrainer")  # this process trains
-        if is_under_torchrun():
-            return "torchrun"
         return super()._local_controller(run)
