@@ -56,7 +56,7 @@ class Result:
         None for a run in memory, which keeps the last report only.
         """
         if self._metrics_dataframe is None and self.path is not None:
-            from turnout.storage import history_dataframe
+            from turnout.storage.history import history_dataframe
 
             self._metrics_dataframe = history_dataframe(_run_at(self.path, self._storage_filesystem))
         return self._metrics_dataframe
@@ -84,7 +84,10 @@ class Result:
         Raises:
             StorageError: there is no run, or the storage does not serve.
         """
-        from turnout.storage import best_first, checkpoint_of, committed, last_metrics
+        from turnout.storage.history import last_metrics
+        from turnout.storage.reading import committed
+        from turnout.storage.record import checkpoint_of
+        from turnout.storage.retention import best_first
 
         text = os.fspath(path) if isinstance(path, os.PathLike) else path
         check_text("Result.from_path(): path", text, "the path or URI of a run's folder")
@@ -131,7 +134,7 @@ class Result:
                 "get_best_checkpoint(): this result lists no checkpoints; a run keeps them if it has a storage_path "
                 "and reports some"
             )
-        from turnout.storage import score_of
+        from turnout.storage.retention import score_of
 
         scored = [
             (score, each) for each, metrics in self.best_checkpoints if (score := score_of(metrics, metric)) is not None
@@ -151,6 +154,7 @@ class Result:
 
 
 def _run_at(path: str, filesystem: Any) -> Any:  # Any: a RunFolder, whose room is for runs with storage
-    from turnout.storage import RunFolder, StorageLocation
+    from turnout.storage.location import StorageLocation
+    from turnout.storage.run_folder import RunFolder
 
     return RunFolder.at(StorageLocation.open(path, filesystem))

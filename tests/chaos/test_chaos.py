@@ -24,7 +24,10 @@ import pytest
 
 from tests.chaos.train_program import NAME, loss_of_step
 from tests.distributed.on_ray import assert_clean
-from turnout.storage import RunFolder, StorageLocation, committed, verify
+from turnout.storage.location import StorageLocation
+from turnout.storage.reading import committed
+from turnout.storage.record import verify
+from turnout.storage.run_folder import RunFolder
 
 PROGRAM = Path(__file__).with_name("train_program.py")
 SEEDS = (1, 2, 3, 4)

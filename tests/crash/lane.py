@@ -18,7 +18,10 @@ from typing import Any
 
 from tests.crash.train_program import Plan, payload, read_folder, score
 from turnout import Result, StorageError
-from turnout.storage import CommitRecord, RunFolder, StorageLocation, committed, verify
+from turnout.storage.location import StorageLocation
+from turnout.storage.reading import committed
+from turnout.storage.record import CommitRecord, verify
+from turnout.storage.run_folder import RunFolder
 from turnout.testing.faults import Fault, environment
 
 PROGRAM = Path(__file__).with_name("train_program.py")

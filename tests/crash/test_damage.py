@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.lane import Lane, Tally
-from turnout.storage import committed
+from turnout.storage.reading import committed
 
 NEWEST = "checkpoint_000003"
 

@@ -18,7 +18,8 @@ import pytest
 from tests.crash.lane import Lane, Tally, read_notes, wait_until
 from tests.storage.helpers import started
 from turnout import StorageError
-from turnout.storage import Lease, StorageLocation
+from turnout.storage.lease import Lease
+from turnout.storage.location import StorageLocation
 from turnout.testing.faults import Fault
 
 REFUSAL = r"UsageError: run 'run' \(.+\) is driven by another process: host \S+, pid {pid}, since \d{{4}}-\d\d-\d\d "

@@ -10,7 +10,7 @@ import pytest
 
 import turnout
 from tests.crash.lane import Lane, Tally
-from turnout.storage import FAILPOINTS
+from turnout.storage.commit import FAILPOINTS
 from turnout.testing.faults import Fault
 
 # Of a commit's points, and those around it: which passings are struck, and in which modes.

@@ -17,7 +17,8 @@ from tests.crash.lane import Lane, Tally, read_notes
 from tests.crash.train_program import write_folder
 from tests.storage.helpers import S3
 from turnout import Checkpoint, Result, RunConfig, ScalingConfig, StorageError
-from turnout.storage import StorageLocation, committed
+from turnout.storage.location import StorageLocation
+from turnout.storage.reading import committed
 from turnout.testing.faults import Fault
 
 KEY, SECRET = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"

@@ -21,7 +21,9 @@ import turnout
 from tests.crash.lane import Lane, Tally, read_notes, wait_until
 from tests.crash.test_drivers import add_notes, checkpoints
 from tests.crash.train_program import read_folder
-from turnout.storage import RunFolder, StorageLocation, committed
+from turnout.storage.location import StorageLocation
+from turnout.storage.reading import committed
+from turnout.storage.run_folder import RunFolder
 from turnout.testing.faults import Fault, arm_from_environment, environment
 
 NUM_KILLS_OF_RANKS = 20  # in each mode

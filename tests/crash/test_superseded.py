@@ -12,7 +12,10 @@ import turnout
 from tests.storage.helpers import folder_with, save, started
 from turnout import Checkpoint, CheckpointError, RunConfig, ScalingConfig, StorageError
 from turnout.failpoints import arm
-from turnout.storage import RunFolder, StorageLocation, committed, newest_verified, resume_point, verify
+from turnout.storage.location import StorageLocation
+from turnout.storage.reading import committed, newest_verified, resume_point
+from turnout.storage.record import verify
+from turnout.storage.run_folder import RunFolder
 
 
 @contextlib.contextmanager

@@ -271,7 +271,7 @@ def shorter_lease(lease_s: float | None) -> contextlib.AbstractContextManager[ob
         return contextlib.nullcontext()
     from unittest import mock  # not needed by most lives, whose start is to be quick
 
-    from turnout.storage import Lease
+    from turnout.storage.lease import Lease
 
     return mock.patch("turnout.runtime.stored.Lease", functools.partial(Lease, duration_s=lease_s))
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from turnout import DataConfig, DataError, UsageError
-from turnout.data import check_datasets, shards_for
 from turnout.data.arrow import ArrowShard
+from turnout.data.shards import check_datasets, shards_for
 
 PAIRS = pa.list_(pa.float64(), 2)
 COLUMNS: dict[str, pa.Array] = {

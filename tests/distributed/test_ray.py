@@ -76,6 +76,26 @@ def test_a_rank_knows_who_it_is_and_its_thread_and_variables_say_so(tmp_path: Pa
         }
 
 
+def test_a_rank_does_not_import_what_the_driver_alone_needs(tmp_path: Path) -> None:
+    def train() -> list[str]:
+        import sys
+
+        turnout.report({"x": 1})
+        return sorted(sys.modules)
+
+    drivers = {
+        "turnout.runtime.run",
+        "turnout.cluster.placement",
+        "turnout.controllers.coordinator",
+        "turnout.data.shards",
+        "turnout.storage.history",
+        "turnout.storage.lease",
+    }
+    (modules,) = fit(train, tmp_path, num_workers=1).return_values
+    assert "turnout.storage.commit" in modules
+    assert not drivers.intersection(modules)
+
+
 def test_torch_ranks_share_a_gloo_group(tmp_path: Path) -> None:
     def train() -> float:
         import torch

@@ -9,7 +9,9 @@ import pytest
 
 from tests.s3_fixtures import bucket, s3, s3_server  # noqa: F401  # pytest finds them here
 from tests.storage.helpers import started
-from turnout.storage import RetryPolicy, RunFolder, StorageLocation
+from turnout.retry import RetryPolicy
+from turnout.storage.location import StorageLocation
+from turnout.storage.run_folder import RunFolder
 
 QUICK = RetryPolicy(deadline_s=10, first_delay_s=0.01, longest_delay_s=0.05)
 

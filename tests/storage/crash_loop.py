@@ -20,23 +20,13 @@ from pathlib import Path
 
 from tests.storage.helpers import Meeting, Ranks, contents, folder_with
 from turnout import Checkpoint, CheckpointConfig
-from turnout.storage import (
-    FAILPOINTS,
-    CommitRequest,
-    Lease,
-    Retention,
-    RunFolder,
-    StorageLocation,
-    choose_deletions,
-    clean_uncommitted,
-    commit,
-    committed,
-    newest_verified,
-    next_index,
-    read_record,
-    resume_point,
-    verify,
-)
+from turnout.storage.commit import FAILPOINTS, CommitRequest, commit
+from turnout.storage.lease import Lease
+from turnout.storage.location import StorageLocation
+from turnout.storage.reading import clean_uncommitted, committed, newest_verified, next_index, resume_point
+from turnout.storage.record import read_record, verify
+from turnout.storage.retention import Retention, choose_deletions
+from turnout.storage.run_folder import RunFolder
 from turnout.testing.faults import Fault, armed
 
 OTHER_POINTS = (

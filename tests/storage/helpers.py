@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from turnout import Checkpoint
-from turnout.storage import CommitRecord, CommitRequest, RunFolder, StorageLocation, commit
+from turnout.storage.commit import CommitRequest, commit
+from turnout.storage.location import StorageLocation
+from turnout.storage.record import CommitRecord
+from turnout.storage.run_folder import RunFolder
 
 
 class Solo:

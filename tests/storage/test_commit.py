@@ -17,20 +17,11 @@ from tests.storage.helpers import Meeting, Ranks, Solo, contents, folder_with, s
 from turnout import Checkpoint
 from turnout.checkpoint import ReportedCheckpointStatus
 from turnout.errors import CheckpointError, StorageError, UsageError
-from turnout.storage import (
-    FAILPOINTS,
-    CommitRecord,
-    CommitRequest,
-    RunFolder,
-    StorageLocation,
-    checkpoint_of,
-    commit,
-    committed,
-    read_record,
-    stage,
-    update_record,
-    verify,
-)
+from turnout.storage.commit import FAILPOINTS, CommitRequest, commit, stage
+from turnout.storage.location import StorageLocation
+from turnout.storage.reading import committed
+from turnout.storage.record import CommitRecord, checkpoint_of, read_record, update_record, verify
+from turnout.storage.run_folder import RunFolder
 from turnout.testing.faults import Fault, armed
 
 FILES = {"model.pt": b"weights" * 1000, "a b/ü.bin": b"unicode", "empty": b"", "deep/er/x": b"x"}

@@ -14,15 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.storage.helpers import started
-from turnout.storage import (
-    MetricsHistory,
-    ResumePoint,
-    RunFolder,
-    StorageLocation,
-    history_dataframe,
-    read_history,
-)
-from turnout.storage.history import BATCH_ROWS
+from turnout.storage.history import BATCH_ROWS, MetricsHistory, history_dataframe, read_history
+from turnout.storage.location import StorageLocation
+from turnout.storage.run_folder import ResumePoint, RunFolder
 from turnout.testing.faults import Fault, InjectedError, armed
 
 ODD: list[dict[str, Any]] = [

@@ -18,11 +18,14 @@ import pytest
 
 from turnout.errors import StorageError, UsageError
 from turnout.process_identity import ProcessIdentity
-from turnout.storage import Lease, RunFolder
+from turnout.storage.lease import Lease
+from turnout.storage.run_folder import RunFolder
 
 HOLD = """
 import sys
-from turnout.storage import Lease, RunFolder, StorageLocation
+from turnout.storage.lease import Lease
+from turnout.storage.location import StorageLocation
+from turnout.storage.run_folder import RunFolder
 lease = Lease(RunFolder(StorageLocation.open(sys.argv[1]), "run"), duration_s=float(sys.argv[2]))
 lease.acquire()
 print("held", flush=True)

@@ -13,8 +13,8 @@ import pytest
 from tests.storage.helpers import S3, folder_with
 from turnout.errors import StorageError
 from turnout.filesystem import redacted, resolve_uri
-from turnout.storage import RetryPolicy, StorageLocation
-from turnout.storage.location import remove_tree
+from turnout.retry import RetryPolicy
+from turnout.storage.location import StorageLocation, remove_tree
 from turnout.testing.faults import Fault, InjectedError, armed
 
 

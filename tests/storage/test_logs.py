@@ -14,7 +14,9 @@ import turnout
 from tests.storage.helpers import S3, started
 from turnout import DataParallelTrainer, FailureConfig, Result, RunConfig, ScalingConfig
 from turnout.collective import barrier
-from turnout.storage import RunFolder, RunLogs, StorageLocation, read_log
+from turnout.storage.location import StorageLocation
+from turnout.storage.logs import RunLogs, read_log
+from turnout.storage.run_folder import RunFolder
 from turnout.testing.faults import Fault, armed
 
 TWO_RANKS = ScalingConfig(num_workers=2, controller="process")

@@ -14,21 +14,14 @@ import pytest
 from tests.storage.conftest import QUICK
 from tests.storage.helpers import S3, contents, folder_with, save, started
 from turnout import CheckpointConfig
-from turnout.storage import (
-    FAILPOINTS,
-    Lease,
-    MetricsHistory,
-    Retention,
-    RunFolder,
-    StorageLocation,
-    clean_uncommitted,
-    committed,
-    history_dataframe,
-    newest_verified,
-    next_index,
-    resume_point,
-    verify,
-)
+from turnout.storage.commit import FAILPOINTS
+from turnout.storage.history import MetricsHistory, history_dataframe
+from turnout.storage.lease import Lease
+from turnout.storage.location import StorageLocation
+from turnout.storage.reading import clean_uncommitted, committed, newest_verified, next_index, resume_point
+from turnout.storage.record import verify
+from turnout.storage.retention import Retention
+from turnout.storage.run_folder import RunFolder
 from turnout.testing.faults import Fault, environment
 
 FILES = {"model.pt": b"weights" * 1000, "deep/x": b"x"}
@@ -36,7 +29,9 @@ FILES = {"model.pt": b"weights" * 1000, "deep/x": b"x"}
 DRIVER = """
 import sys
 from turnout import Checkpoint
-from turnout.storage import CommitRequest, RunFolder, StorageLocation, commit
+from turnout.storage.commit import CommitRequest, commit
+from turnout.storage.location import StorageLocation
+from turnout.storage.run_folder import RunFolder
 from turnout.testing.faults import arm_from_environment
 
 class Solo:

@@ -27,7 +27,10 @@ from turnout import (
     UsageError,
 )
 from turnout.collective import barrier, broadcast_from_rank_zero
-from turnout.storage import CommitRecord, RunFolder, StorageLocation, committed, verify
+from turnout.storage.location import StorageLocation
+from turnout.storage.reading import committed
+from turnout.storage.record import CommitRecord, verify
+from turnout.storage.run_folder import RunFolder
 from turnout.testing.faults import Fault, armed
 
 SYNC, ASYNC, NO_UPLOAD = CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC, CheckpointUploadMode.NO_UPLOAD

@@ -8,19 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.storage.helpers import contents, folder_with, save
-from turnout.storage import (
-    ResumePoint,
-    RunFolder,
+from turnout.storage.reading import (
     clean_uncommitted,
     committed,
     newest_verified,
     next_index,
-    read_record,
-    remove_checkpoint,
     remove_superseded,
     resume_point,
-    verify,
 )
+from turnout.storage.record import read_record, remove_checkpoint, verify
+from turnout.storage.run_folder import ResumePoint, RunFolder
 
 FILES = {"model.pt": b"weights" * 1000, "opt.pt": b"state" * 1000}
 

@@ -12,17 +12,10 @@ from hypothesis import strategies as st
 
 from tests.storage.helpers import folder_with, save
 from turnout import CheckpointConfig
-from turnout.storage import (
-    CommitRecord,
-    Retention,
-    RunFolder,
-    best_first,
-    choose_deletions,
-    clean_uncommitted,
-    committed,
-    read_record,
-    score_of,
-)
+from turnout.storage.reading import clean_uncommitted, committed
+from turnout.storage.record import CommitRecord, read_record
+from turnout.storage.retention import Retention, best_first, choose_deletions, score_of
+from turnout.storage.run_folder import RunFolder
 from turnout.testing.faults import Fault, armed
 
 

@@ -9,7 +9,9 @@ import pytest
 
 from tests.storage.helpers import folder_with, save, started
 from turnout.errors import StorageError, UsageError
-from turnout.storage import ResumePoint, RunFolder, StorageLocation, checkpoint_name, committed
+from turnout.storage.location import StorageLocation
+from turnout.storage.reading import committed
+from turnout.storage.run_folder import ResumePoint, RunFolder, checkpoint_name
 
 
 def test_attempt_numbers_go_on_over_drivers_and_are_never_used_twice(storage: StorageLocation) -> None:

@@ -15,7 +15,8 @@ import pytest
 from tests.storage.helpers import S3, folder_with, save, started
 from turnout import Checkpoint
 from turnout.errors import CheckpointNotFoundError
-from turnout.storage import StorageLocation, checkpoint_of
+from turnout.storage.location import StorageLocation
+from turnout.storage.record import checkpoint_of
 
 FILES = {"model.pt": b"weights" * 1000, "deep/x": b"x"}
 

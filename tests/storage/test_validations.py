@@ -30,7 +30,11 @@ from turnout import (
     ValidationTaskConfig,
 )
 from turnout.collective import barrier
-from turnout.storage import CommitRecord, RunFolder, StorageLocation, committed, read_log
+from turnout.storage.location import StorageLocation
+from turnout.storage.logs import read_log
+from turnout.storage.reading import committed
+from turnout.storage.record import CommitRecord
+from turnout.storage.run_folder import RunFolder
 
 VALIDATED, PENDING = ReportedCheckpointStatus.VALIDATED, ReportedCheckpointStatus.PENDING_VALIDATION
 FAILED, TIMEOUT = ReportedCheckpointStatus.VALIDATION_FAILED, ReportedCheckpointStatus.VALIDATION_TIMEOUT

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from turnout import ScalingConfig, UsageError
-from turnout.cluster import Bundles, Seat, Whereabouts, seated, visible_devices
+from turnout.cluster.devices import visible_devices
+from turnout.cluster.placement import Bundles
+from turnout.cluster.seats import Seat, Whereabouts, seated
 from turnout.cluster.shortage import _fits
 
 

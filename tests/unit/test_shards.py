@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from turnout import DataConfig, DataError, UnsupportedError, UsageError
-from turnout.data import check_datasets, shards_for
+from turnout.data.shards import check_datasets, shards_for
 
 WHOLE = DataConfig(datasets_to_split=[])
 

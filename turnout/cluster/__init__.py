@@ -1,31 +1,6 @@
-"""What is asked of Ray wherever workers are placed on a cluster: joining it, placement groups, who sits where."""
+"""What is asked of Ray wherever workers are placed on a cluster.
 
-from turnout.cluster.connection import DriverNode, connected_node, driver_node
-from turnout.cluster.devices import visible_devices
-from turnout.cluster.notices import deaf_nodes, draining_nodes
-from turnout.cluster.placement import Bundles, Placement, actor_options
-from turnout.cluster.processes import kill_actor_process
-from turnout.cluster.runtime_env import sent_runtime_env
-from turnout.cluster.seats import Seat, Whereabouts, seated
-from turnout.cluster.shortage import Shortage, num_placeable, shortage_of, spare_beside
-
-__all__ = [
-    "Bundles",
-    "DriverNode",
-    "Placement",
-    "Seat",
-    "Shortage",
-    "Whereabouts",
-    "actor_options",
-    "connected_node",
-    "deaf_nodes",
-    "draining_nodes",
-    "driver_node",
-    "kill_actor_process",
-    "num_placeable",
-    "seated",
-    "sent_runtime_env",
-    "shortage_of",
-    "spare_beside",
-    "visible_devices",
-]
+`connection` joins it; `placement` sets room aside, and `shortage` says what it lacks; `seats` says who is which rank,
+and `devices` what each sees; `notices` tells of nodes that go; `processes` ends what does not hear Ray; `runtime_env`
+is what workers bring along. Nothing is imported here, as every rank imports `seats` and needs no other.
+"""

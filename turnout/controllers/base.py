@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from turnout.checkpoint import Checkpoint
 from turnout.config import BackendConfig, DataConfig, RunConfig, ScalingConfig, ValidationConfig
-from turnout.data import Site
+from turnout.data.site import Site
 from turnout.errors import UnsupportedError
 from turnout.session.channel import Channel
 from turnout.session.collective import Collective, SoloCollective

@@ -23,7 +23,7 @@ from turnout.controllers.coordinator import Coordinator
 from turnout.controllers.interrupts import signals_handled
 from turnout.controllers.travel import packed_error, unpacked_error
 from turnout.controllers.wire import DRIVERS, Address, WireChannel
-from turnout.data import check_datasets
+from turnout.data.shards import check_datasets
 from turnout.environment import TorchrunVariables
 from turnout.errors import ControllerError, MissingDependencyError, UsageError, WorkerGroupError
 from turnout.session.channel import ExchangeKind

@@ -1,7 +1,5 @@
-"""Data: how the trainer's data sets are dealt to ranks."""
+"""Data: how the trainer's data sets are dealt to ranks.
 
-from turnout.data.ray_data import RayDealer
-from turnout.data.shards import check_datasets, made_on_driver, shards_for
-from turnout.data.site import Site
-
-__all__ = ["RayDealer", "Site", "check_datasets", "made_on_driver", "shards_for"]
+`shards` is what the rest of Turnout calls, and `site` what it tells of where the ranks are; `arrow` and `ray_data` are
+the two kinds of data that can be cut. Nothing is imported here, as a run without data sets needs none of it.
+"""

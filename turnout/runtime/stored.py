@@ -19,26 +19,21 @@ from turnout.session.events import Saved
 from turnout.session.stored_checkpoints import UPLOAD, StoredPlan
 from turnout.session.task_queue import TaskQueue
 from turnout.session.validation import validate
-from turnout.storage import (
-    CommitRecord,
-    Lease,
-    MetricsHistory,
-    ResumePoint,
-    Retention,
-    RunFolder,
-    RunLogs,
-    StorageLocation,
-    best_first,
-    checkpoint_of,
+from turnout.storage.history import MetricsHistory, last_metrics
+from turnout.storage.lease import Lease
+from turnout.storage.location import StorageLocation
+from turnout.storage.logs import RunLogs
+from turnout.storage.reading import (
     clean_uncommitted,
     committed,
-    last_metrics,
     newest_verified,
     next_index,
     remove_superseded,
     resume_point,
-    update_record,
 )
+from turnout.storage.record import CommitRecord, checkpoint_of, update_record
+from turnout.storage.retention import Retention, best_first
+from turnout.storage.run_folder import ResumePoint, RunFolder
 
 __all__ = ["StorageKeeper"]
 

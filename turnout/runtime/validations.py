@@ -17,7 +17,8 @@ from turnout.session import Channel
 from turnout.session.events import Died, Failed, Finished, Log, WorkerEvent
 from turnout.session.task_queue import TaskQueue
 from turnout.session.validation import measured, task_of_record
-from turnout.storage import CommitRecord, RunFolder, update_record
+from turnout.storage.record import CommitRecord, update_record
+from turnout.storage.run_folder import RunFolder
 
 __all__ = ["LOG", "Validations"]
 

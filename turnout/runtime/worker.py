@@ -7,12 +7,11 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from turnout.backends.base import Backend, backend_for
 from turnout.config import BackendConfig, DataConfig
 from turnout.controllers.base import RunSpec, Traits
-from turnout.data import RayDealer, Site, made_on_driver, shards_for
 from turnout.errors import WorkerGroupError
 from turnout.runtime.singletons import accelerate_is_set_up, forget_accelerate
 from turnout.runtime.traceback import place_of, users_traceback
@@ -21,6 +20,10 @@ from turnout.session.checkpoints import Checkpoints
 from turnout.session.collective import ChannelCollective, Collective, SoloCollective
 from turnout.session.events import Failed, Finished, Started, WorkerInfo
 from turnout.session.outbox import Outbox
+
+if TYPE_CHECKING:
+    from turnout.data.ray_data import RayDealer
+    from turnout.data.site import Site
 
 __all__ = ["TrainWorker"]
 
@@ -66,9 +69,13 @@ class TrainWorker:
             UsageError: the options of Ray Data are none.
         """
         is_on_ray = traits.ray_data and traits.forms_group
-        dealt = {}
-        if is_on_ray:
+        dealt, dealer = {}, None
+        if is_on_ray and spec.datasets:
+            from turnout.data.ray_data import RayDealer
+            from turnout.data.shards import made_on_driver
+
             dealt = made_on_driver(spec.datasets, spec.dataset_config, world_size=spec.scaling_config.max_workers)
+            dealer = RayDealer(dealt, spec.dataset_config) if dealt else None
         return cls(
             run_name=spec.name,
             train_fn=spec.train_fn,
@@ -78,7 +85,7 @@ class TrainWorker:
             forms_group=traits.forms_group,
             is_placed=traits.forms_group and not traits.runs_driver_per_rank,
             checkpoints=checkpoints,
-            dealer=RayDealer(dealt, spec.dataset_config) if dealt else None,
+            dealer=dealer,
             is_on_ray=is_on_ray,
         )
 
@@ -129,13 +136,7 @@ class TrainWorker:
             outbox=outbox,
             collective=collective,
             checkpoints=self.checkpoints(collective, outbox),
-            shards=shards_for(
-                datasets,
-                self.dataset_config,
-                rank=collective.rank,
-                world_size=collective.world_size,
-                is_on_ray=self.is_on_ray,
-            ),
+            shards=self._shards(datasets, collective),
         )
         with activated(utils):
             if not accelerate_is_set_up():
@@ -151,6 +152,19 @@ class TrainWorker:
             if backend is not None:
                 backend.finish(collective)
             return value
+
+    def _shards(self, datasets: Mapping[str, Any], collective: Collective) -> dict[str, Any]:
+        if not datasets:
+            return {}
+        from turnout.data.shards import shards_for  # here, as a rank that has no data starts sooner without
+
+        return shards_for(
+            datasets,
+            self.dataset_config,
+            rank=collective.rank,
+            world_size=collective.world_size,
+            is_on_ray=self.is_on_ray,
+        )
 
     @staticmethod
     def _tell_of_leaving(channel: Channel, leave: SystemExit | KeyboardInterrupt) -> None:

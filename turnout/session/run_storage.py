@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from turnout.storage import RunFolder
+    from turnout.storage.run_folder import RunFolder
 
 __all__ = ["RunStorage"]
 

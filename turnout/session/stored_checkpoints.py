@@ -29,18 +29,11 @@ from turnout.session.outbox import Outbox
 from turnout.session.run_storage import RunStorage
 from turnout.session.task_queue import TaskQueue
 from turnout.session.validation import remembered_task, task_of, validate
-from turnout.storage import (
-    CommitRequest,
-    RunFolder,
-    checkpoint_name,
-    checkpoint_of,
-    commit,
-    committed,
-    read_record,
-    remove_tree,
-    reported,
-    stage,
-)
+from turnout.storage.commit import CommitRequest, commit, stage
+from turnout.storage.location import remove_tree
+from turnout.storage.reading import committed
+from turnout.storage.record import checkpoint_of, read_record, reported
+from turnout.storage.run_folder import RunFolder, checkpoint_name
 
 __all__ = ["UPLOAD", "StoredCheckpoints", "StoredPlan"]
 

@@ -12,7 +12,8 @@ from turnout.config import ValidationConfig, ValidationTaskConfig
 from turnout.errors import UsageError
 from turnout.session.activation import outside
 from turnout.session.metrics import plain_metrics
-from turnout.storage import CommitRecord, RunFolder, checkpoint_of, update_record
+from turnout.storage.record import CommitRecord, checkpoint_of, update_record
+from turnout.storage.run_folder import RunFolder
 
 __all__ = ["measured", "remembered_task", "task_of", "task_of_record", "validate"]
 

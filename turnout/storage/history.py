@@ -82,7 +82,8 @@ class MetricsHistory:
 
     Example:
         >>> import tempfile
-        >>> from turnout.storage import RunFolder, StorageLocation
+        >>> from turnout.storage.location import StorageLocation
+        >>> from turnout.storage.run_folder import RunFolder
         >>> run = RunFolder(StorageLocation.open(tempfile.mkdtemp()), "run")
         >>> history = MetricsHistory(run)
         >>> history.append(0, 0, 0, {"loss": 0.5})

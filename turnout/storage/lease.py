@@ -77,7 +77,7 @@ class Lease:
 
     Example:
         >>> import tempfile
-        >>> from turnout.storage import StorageLocation
+        >>> from turnout.storage.location import StorageLocation
         >>> lease = Lease(RunFolder(StorageLocation.open(tempfile.mkdtemp()), "run"))
         >>> lease.acquire()
         >>> with lease.kept(on_lost=print):

@@ -25,7 +25,8 @@ from turnout.environment import TORCHRUN_VARIABLES, Overrides, is_under_torchrun
 from turnout.errors import UnsupportedError, UsageError
 from turnout.filesystem import redacted
 from turnout.result import Result
-from turnout.runtime import Run, console_logging
+from turnout.runtime.console import console_logging
+from turnout.runtime.run import Run
 from turnout.session import is_active_here
 from turnout.trainer.train_fn import bind
 

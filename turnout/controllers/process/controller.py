@@ -18,7 +18,7 @@ from turnout.controllers.output import PIECE, RankOutput
 from turnout.controllers.process.client import Server, lent_server
 from turnout.controllers.serving import ServedGroup, ServingController
 from turnout.controllers.work import Launch, packed_validation, packed_work, working_directory
-from turnout.data import check_datasets
+from turnout.data.shards import check_datasets
 from turnout.environment import TORCHRUN_VARIABLES
 from turnout.errors import ControllerError, ResourceError, UnsupportedError
 from turnout.session.events import RankInfo

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from turnout.cluster import Whereabouts
+from turnout.cluster.seats import Whereabouts
 from turnout.controllers.placed import (
     fill_main,
     forget_exits,

@@ -6,21 +6,17 @@ import logging
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar
 
-from turnout.cluster import (
-    Bundles,
-    Placement,
-    actor_options,
-    connected_node,
-    draining_nodes,
-    num_placeable,
-    sent_runtime_env,
-)
+from turnout.cluster.connection import connected_node
+from turnout.cluster.notices import draining_nodes
+from turnout.cluster.placement import Bundles, Placement, actor_options
+from turnout.cluster.runtime_env import sent_runtime_env
+from turnout.cluster.shortage import num_placeable
 from turnout.config import FailureConfig
 from turnout.controllers.base import DealingWorker, Ending, Outcome, RunSpec, Sink, Traits, Worker
 from turnout.controllers.ray.group import CannotStartError, Group, OtherSizeError, Room
 from turnout.controllers.serving import ServingController
 from turnout.controllers.work import packed_validation, packed_work
-from turnout.data import check_datasets
+from turnout.data.shards import check_datasets
 from turnout.errors import ControllerError, PreemptionError, UsageError
 
 __all__ = ["RayController"]

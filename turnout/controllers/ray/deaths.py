@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from turnout.cluster import Whereabouts
+from turnout.cluster.seats import Whereabouts
 from turnout.combined_error import text_of
 from turnout.controllers.stacks import where_of
 

@@ -13,18 +13,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
-from turnout.cluster import (
-    Bundles,
-    DriverNode,
-    Whereabouts,
-    deaf_nodes,
-    draining_nodes,
-    kill_actor_process,
-    seated,
-    shortage_of,
-    spare_beside,
-    visible_devices,
-)
+from turnout.cluster.connection import DriverNode
+from turnout.cluster.devices import visible_devices
+from turnout.cluster.notices import deaf_nodes, draining_nodes
+from turnout.cluster.placement import Bundles
+from turnout.cluster.processes import kill_actor_process
+from turnout.cluster.seats import Whereabouts, seated
+from turnout.cluster.shortage import shortage_of, spare_beside
 from turnout.config import FailureConfig, PreemptionInfo
 from turnout.controllers.base import RunSpec, Sink
 from turnout.controllers.coordinator import Coordinator
@@ -33,7 +28,7 @@ from turnout.controllers.ray.actor import RankActor
 from turnout.controllers.ray.deaths import cause_of, has_gone_with_node, stays, told_of
 from turnout.controllers.serving import ServedGroup
 from turnout.controllers.work import Launch, working_directory
-from turnout.data import Site
+from turnout.data.site import Site
 from turnout.environment import own_variables
 from turnout.errors import ControllerError, ResourceError, TurnoutError
 from turnout.first_imports import first_imports

@@ -12,7 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from turnout.cluster import Bundles, Placement, connected_node
+from turnout.cluster.connection import connected_node
+from turnout.cluster.placement import Bundles, Placement
 from turnout.errors import ResourceError, UsageError
 from turnout.infra.device_group import DeviceGroup
 from turnout.infra.platforms import Platform, platform_of

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from turnout.cluster import Whereabouts
+from turnout.cluster.seats import Whereabouts
 from turnout.controllers.ray.deaths import told_of
 from turnout.controllers.stacks import merged, where_of
 from turnout.controllers.travel import dumps_by_value, unpacked_error
