@@ -1,8 +1,8 @@
 """P5, P6, P7, P7L, P10 and P16: ranks on a Ray cluster: how fast they start, report, and are back after one was killed.
 
 Each side is a process of its own, with a cluster of its own of one node, that has done the same before it is timed. The
-floor is written out in `benchmarks.floor_ray`: actors that do nothing but what the ranks need. What starts with torch
-is timed in turn with the floor on one cluster, since two clusters differ by more than the two do.
+floor is written out in `benchmarks.floor_ray`: actors that do nothing but what the ranks need. Starts are timed in turn
+with the floor's on one cluster, since two clusters differ by more than the two do.
 """
 
 from __future__ import annotations
@@ -127,7 +127,6 @@ def _measure_small(settings: Settings) -> Outcome:
     for size in _SIZES:
         sides |= {
             f"turnout {size}": partial(_turnout, "small", size, _NUM_REPORTS // size),
-            f"floor {size}": partial(_floor, "small", size),
             f"peer {size}": partial(_peer, "small", size, 0),
         }
     figures = interleave(sides, rounds=settings.rounds(5), warm_ups=0)
@@ -138,7 +137,7 @@ def _measure_small(settings: Settings) -> Outcome:
         turnout = _series(f"start, {size} workers", Role.TURNOUT, figures[f"turnout {size}"], "entered_ms")
         rate = _series(f"reports, {size} workers", Role.TURNOUT, figures[f"turnout {size}"], "per_s")
         ray_train = _series(f"start, {size} workers", Role.PEER, figures[f"peer {size}"], "entered_ms")
-        floor = _series(f"bare actors, {size} of them", Role.FLOOR, figures[f"floor {size}"], "entered_ms")
+        floor = _series(f"bare actors, {size} of them", Role.FLOOR, figures[f"turnout {size}"], "floor_ms")
         over_floor = ratios(f"Turnout over the floor, {size} workers", turnout, floor)
         kept = [many * size / (few_ * 2) for many, few_ in zip(rate.runs, few.runs, strict=True)]
         scaling = Series(name=f"reports x workers, {size} over 2", role=Role.COMPARISON, unit="x", runs=kept)

@@ -8,10 +8,10 @@
 Prints JSON: of ``start`` the milliseconds from the call of `fit()` until the last rank is in the train function, with
 torch and gloo, and until `fit()` has returned; of ``small`` the former without torch and with 0.01 CPU a rank, once,
 and the reports a second, of metrics alone; of ``recover`` the milliseconds from the SIGKILL of a rank, after a
-checkpoint, until all are in the train function again; of both, of Turnout's, also ``floor_ms``, what bare actors take
-on the same cluster in between; of ``lines`` rank 0's reports a second while the last rank prints that many lines
-between its own, and while it writes them to a file instead. The cluster has seen the same with two ranks before. Times
-are of one clock, as all ranks are on this machine.
+checkpoint, until all are in the train function again; of all three, of Turnout's, also ``floor_ms``, what bare actors
+take to start on the same cluster in between; of ``lines`` rank 0's reports a second while the last rank prints that
+many lines between its own, and while it writes them to a file instead. The cluster has seen the same with two ranks
+before. Times are of one clock, as all ranks are on this machine.
 """
 
 from __future__ import annotations
@@ -162,17 +162,19 @@ def lines(fit: Fit, num_ranks: int, num_lines: int, *, printed: bool) -> float:
         return float(Path(place, "rate").read_text())
 
 
-def floor_of_start(num_ranks: int) -> dict[str, float]:
+def floor_of_start(num_ranks: int, *, small: bool) -> dict[str, float]:
     """What bare actors take to start."""
     from benchmarks import floor_ray
 
-    return {"floor_ms": floor_ray.start(num_ranks)["entered_ms"]}
+    start_them = floor_ray.start_small if small else floor_ray.start
+    return {"floor_ms": start_them(num_ranks)["entered_ms"]}
 
 
 def main(side: str, what: str, num_ranks: int, number: int) -> dict[str, float]:
     """The figures of one program."""
     fit: Fit = {"turnout": fit_turnout, "peer": fit_peer}[side]
-    floor = partial(floor_of_start, num_ranks) if side == "turnout" else None
+    small = what == "small"
+    floor = partial(floor_of_start, num_ranks, small=small) if side == "turnout" else None
     with own_cluster():
         if what == "recover":
             recover(side, fit, 2)
@@ -181,10 +183,9 @@ def main(side: str, what: str, num_ranks: int, number: int) -> dict[str, float]:
             rounds = {"printed_per_s": True, "filed_per_s": False}
             start(side, fit, 2, small=True)
             return {name: lines(fit, num_ranks, number, printed=printed) for name, printed in rounds.items()}
-        small = what == "small"
         start(side, fit, 2, small=small)
         if small:
-            return median_of_rounds(lambda: start(side, fit, num_ranks, small=True, num_reports=number), 1)
+            return median_of_rounds(lambda: start(side, fit, num_ranks, small=True, num_reports=number), 1, floor)
         return median_of_rounds(lambda: start(side, fit, num_ranks), number, floor)
 
 
