@@ -186,7 +186,7 @@ def test_an_event_goes_with_a_meeting_to_which_nobody_brings_anything() -> None:
         reports = [Reported(rank, 0, {"rank": rank}, None) for rank in (0, 1)]
         met = [meeting.call(rank, "report", None, "gather", reports[rank]) for rank in (1, 0)]
         assert [each.result(10) for each in met] == [[None, None]] * 2
-        assert meeting.events == reports
+        wait_until(lambda: meeting.events == reports, "the events, which are taken after the answers have gone")
         met = [meeting.call(rank, "report", rank or None, "gather", reports[rank]) for rank in (1, 0)]
         assert [each.result(10) for each in met] == [[None, 1]] * 2
         assert meeting.events == reports
@@ -363,3 +363,30 @@ def test_a_notice_is_known_to_all_from_their_next_meeting_on_and_not_from_one_in
         for each in [meeting.call(rank, "barrier", None, "barrier") for rank in (0, 1)]:
             each.result(5)
         assert [meeting.channels[rank].notice for rank in (0, 1)] == [notice, notice]
+
+
+def test_what_a_rank_prints_line_by_line_is_passed_on_together_and_whole() -> None:
+    pieces: list[bytes] = []
+    with Meeting(1, on_output=lambda rank, data: pieces.append(data)) as meeting:
+        line = meeting.channels[0].output_line()
+        printed = [f"line {number}\n".encode() for number in range(500)]
+        started = time.monotonic()
+        for each in printed:
+            line.send_raw(each)
+            time.sleep(0.0001)
+        wait_until(lambda: b"".join(pieces) == b"".join(printed), "all lines")
+        assert len(pieces) <= (time.monotonic() - started) / 0.005 + 1  # a look in 5 ms, and the first at once
+        line.close()
+
+
+@pytest.mark.parametrize(("num_cores", "looks_on"), [(2, True), (1, False)])
+def test_the_loop_looks_on_while_it_waits_unless_the_ranks_need_the_core(
+    num_cores: int, looks_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: num_cores)
+    with Meeting(2, linger_s=60.0) as meeting:
+        met = [meeting.call(rank, "meet", None, "barrier") for rank in (0, 1)]
+        assert [each.result(10) for each in met] == [None, None]
+        started = time.process_time()
+        time.sleep(0.5)
+        assert (time.process_time() - started > 0.1) == looks_on

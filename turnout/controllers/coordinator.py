@@ -26,6 +26,7 @@ from turnout.controllers.asking import ask_for_stacks
 from turnout.controllers.base import Sink
 from turnout.controllers.lines import Address, ServedLine, framed, listening
 from turnout.controllers.loop import Loop
+from turnout.controllers.output import PIECE
 from turnout.controllers.stacks import Place, merged, where_of
 from turnout.controllers.travel import dumps, loads
 from turnout.controllers.wire import (
@@ -51,6 +52,7 @@ logger = logging.getLogger(__name__)
 _GREETING_S = 5.0  # a stranger who connects and says nothing has a descriptor no longer
 _MOST_PIECES = 256  # of a rank's output, of which a connection holds no more; a child may go on to write
 _DEATH_S = 3.0  # from a rank's hanging up until its death is known
+_OUTPUT_S = 0.005  # between two looks at what a rank prints
 
 
 @dataclass(slots=True)
@@ -91,7 +93,8 @@ class Coordinator(Loop):
         address: where to listen: None for a socket of this machine's alone, else a host.
         stall_timeout_s: seconds that ranks wait on each other before it is told where all of them are.
         fails_on_stall: break the attempt then.
-        linger_s: how long the loop goes on looking before it sleeps; see `Loop`.
+        linger_s: how long the loop goes on looking before it sleeps; see `Loop`. Not done with more ranks than this
+            machine has cores, since they may be here and lack the core that looks on.
         on_break: called once, when the attempt cannot go on, with the reason.
         on_disconnect: called with a rank whose connection has closed without a last word.
         on_output: called with a rank and what it has printed, where that comes by its connection.
@@ -110,7 +113,7 @@ class Coordinator(Loop):
         on_disconnect: Callable[[int], None] = lambda rank: None,
         on_output: Callable[[int, bytes], None] = lambda rank, data: None,
     ) -> None:
-        super().__init__(linger_s)
+        super().__init__(linger_s if world_size <= (os.cpu_count() or 1) else 0.0)
         self.world_size = world_size
         self.broken: Break | None = None
         """Why the attempt cannot go on, if it cannot."""
@@ -329,7 +332,7 @@ class Coordinator(Loop):
             return
         if hello.lane == OUTPUT:
             member.output = line
-            self.watch(line, lambda: self._read_output(member, line))
+            self._watch_output(member, line)
             return
         member.lines[hello.lane] = lane.lines[hello.rank] = line
         self.watch(line, lambda: self._read(member, lane, line))
@@ -359,18 +362,35 @@ class Coordinator(Loop):
         else:
             self._take(member, message)
 
-    def _read_output(self, member: _Member, line: ServedLine) -> bool:
-        """Pass on what a rank has printed; returns whether there may be more."""
+    def _watch_output(self, member: _Member, line: ServedLine) -> None:
+        """Pass on what a rank prints: the first line at once, and those that follow it together.
+
+        Else each would cost the reports of all ranks what it takes to look, to show it and to write it to the log.
+        """
+
+        def read() -> None:
+            if 0 < self._read_output(member, line) < PIECE:
+                self.unwatch(line)
+                self.call_in(_OUTPUT_S, watch)
+
+        def watch() -> None:
+            if member.output is line:
+                self.watch(line, read)
+
+        watch()
+
+    def _read_output(self, member: _Member, line: ServedLine) -> int:
+        """Pass on what a rank has printed, as far as one look goes; returns how many bytes."""
         try:
             data = line.raw()
         except (EOFError, OSError):
             self.unwatch(line)
             line.close()
             member.output = None
-            return False
+            return 0
         if data:
             self._on_output(member.rank, data)
-        return bool(data)
+        return len(data)
 
     def _send(self, lane: _Lane, rank: int, frame: tuple[bytes, ...]) -> None:
         line = lane.lines[rank]

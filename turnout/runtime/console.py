@@ -57,17 +57,15 @@ class RankConsole:
 
     def show(self, rank: int, data: bytes) -> None:
         """Show what a rank has printed: whole lines, but for parts of a very long one."""
-        text = data.decode(errors="replace")
-        pieces = []
-        for line in text.splitlines(keepends=True):
-            if self._within_line != rank:
-                pieces.append("\n" * (self._within_line is not None) + f"[rank {rank}] ")
-            pieces.append(line)
-            self._within_line = None if line.endswith("\n") else rank
+        text, mark = data.decode(errors="replace"), f"[rank {rank}] "
+        text = text[:-1].replace("\n", f"\n{mark}") + text[-1:]
+        if self._within_line != rank:
+            text = "\n" * (self._within_line is not None) + mark + text
+        self._within_line = None if text.endswith("\n") else rank
         if sys.stdout is None or not self._can_show:
             return
         try:
-            sys.stdout.write("".join(pieces))
+            sys.stdout.write(text)
             sys.stdout.flush()
         except (OSError, ValueError) as error:  # closed, full, or nobody reads it any more: no reason to end a run
             self._can_show = False
