@@ -10,7 +10,9 @@ import os
 import socket
 from dataclasses import dataclass
 
-__all__ = ["ProcessIdentity", "host_identity", "process_state"]
+__all__ = ["ProcessIdentity", "host_identity", "is_exiting", "process_state"]
+
+_PF_EXITING = 0x4  # of the flags in proc(5)'s stat, as Linux' sched.h has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,16 @@ def host_identity() -> str:
 def process_state(pid: int) -> str:
     """The letter that the kernel gives the process's state; empty if there is no such process."""
     return _stat(pid)[0]
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether the process has begun to end, also while its files are still open; False where nobody says."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            flags = int(file.read().rpartition(")")[2].split()[6])
+    except (OSError, ValueError, IndexError):
+        return False
+    return bool(flags & _PF_EXITING)
 
 
 def _stat(pid: int) -> tuple[str, int]:

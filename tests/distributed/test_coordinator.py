@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import platform
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -21,7 +23,8 @@ from turnout import PreemptionInfo, WorkerGroupError
 from turnout.controllers.coordinator import Coordinator
 from turnout.controllers.lines import Address, ServedLine, framed
 from turnout.controllers.wire import WireChannel
-from turnout.session.events import Died, Failed, Finished, RankInfo, Reported, WorkerEvent
+from turnout.process_identity import process_state
+from turnout.session.events import Died, Failed, Finished, RankInfo, Reported, Started, WorkerEvent, WorkerInfo
 
 
 class Meeting:
@@ -225,6 +228,22 @@ def test_a_failure_waits_for_the_death_that_it_comes_of() -> None:
         meeting.within(lambda: meeting.coordinator.died(1, "was killed by SIGKILL"))
         wait_until(lambda: len(meeting.events) == 2, "both events")
         assert [type(each) for each in meeting.events] == [Died, Failed]
+
+
+def test_a_failure_waits_for_the_death_of_a_process_that_ends_and_has_not_hung_up_yet() -> None:
+    ended = subprocess.Popen(["true"])
+    wait_until(lambda: process_state(ended.pid) == "Z", "the end of a process")
+    with Meeting(2) as meeting:
+        started = Started(1, WorkerInfo(meeting.channels[1].ranks, platform.node(), ended.pid))
+        meeting.channels[1].publish(started)
+        wait_until(lambda: meeting.events == [started], "the start of rank 1")
+        meeting.channels[0].publish(Failed(0, ConnectionResetError("by peer"), "train.py:3"))
+        wait_until(lambda: 0 not in meeting.coordinator.unfinished, "rank 0's last word")
+        assert meeting.events == [started]
+        meeting.within(lambda: meeting.coordinator.died(1, "was killed by SIGKILL"))
+        wait_until(lambda: len(meeting.events) == 3, "both events")
+        assert [type(each) for each in meeting.events[1:]] == [Died, Failed]
+    ended.wait()
 
 
 def test_what_a_rank_said_before_it_was_lost_is_heard_first() -> None:

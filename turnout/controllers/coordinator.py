@@ -13,6 +13,7 @@ import contextlib
 import functools
 import logging
 import os
+import platform
 import socket
 import time
 from collections.abc import Callable
@@ -43,7 +44,8 @@ from turnout.controllers.wire import (
     value_of,
 )
 from turnout.errors import WorkerGroupError
-from turnout.session.events import Died, Failed, Finished, Reported
+from turnout.process_identity import is_exiting
+from turnout.session.events import Died, Failed, Finished, Reported, Started
 
 __all__ = ["Coordinator"]
 
@@ -63,6 +65,8 @@ class _Member:
     lines: dict[str, ServedLine] = field(default_factory=dict)
     control: ServedLine | None = None
     output: ServedLine | None = None
+    pid: int | None = None
+    """Its process, where that is on this machine."""
     num_reports: int = 0
     last_seen: Meet | None = None
     """Its last meeting that a line of the user's has called."""
@@ -447,6 +451,9 @@ class Coordinator(Loop):
                 self.call_in(_DEATH_S, self._release_held)
             else:
                 fail()
+        elif type(event) is Started:
+            member.pid = event.worker.pid if event.worker.host == platform.node() else None
+            self.sink(event)
         elif type(event) is Finished:
             self.sink(event._replace(value=value_of(event)))
             member.has_ended = member.has_finished = True
@@ -468,6 +475,10 @@ class Coordinator(Loop):
                 if line.is_hung_up():
                     self.read_rest(member.rank)
                     is_any = is_any or not member.has_ended
+                # A process that ends has its files closed one after the other, so a peer may have seen a connection of
+                # the framework's close before this line does.
+                elif member.pid is not None and is_exiting(member.pid):
+                    is_any = True
             elif member.has_left and not member.has_ended:
                 is_any = True
         return is_any
