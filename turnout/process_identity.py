@@ -71,19 +71,15 @@ def process_state(pid: int) -> str:
 def is_exiting(pid: int) -> bool:
     """Whether the process has begun to end, also while its files are still open; False where nobody says."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            flags = int(file.read().rpartition(")")[2].split()[6])
+        return bool(int(_fields(pid)[6]) & _PF_EXITING)
     except (OSError, ValueError, IndexError):
         return False
-    return bool(flags & _PF_EXITING)
 
 
 def _stat(pid: int) -> tuple[str, int]:
     """State and start of a process; ("", 0) if it is gone, ("R", 0) where the system tells its existence only."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name, in parentheses, may hold anything; the fields after it are counted from its end.
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _fields(pid)
         return fields[0].decode(), int(fields[19])
     except FileNotFoundError:
         if os.path.exists("/proc/self/stat"):
@@ -97,3 +93,9 @@ def _stat(pid: int) -> tuple[str, int]:
     except PermissionError:
         pass
     return "R", 0
+
+
+def _fields(pid: int) -> list[bytes]:
+    """The fields of proc(5)'s stat from the state on; the name before it, in parentheses, may hold anything."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
